@@ -1,0 +1,3 @@
+"""Eyrie raises drafters: small draft models that make a large language model answer faster."""
+
+__version__ = "0.1.0"
