@@ -1,0 +1,153 @@
+"""The EAGLE-3 drafter (arXiv 2503.01840) exactly as SGLang serves it.
+
+At column ``t`` the drafter reads the embedding of token ``x[t+1]`` and a feature ``f[t]`` of width H, and proposes
+``x[t+2]``. The feature of the first draft step is ``fc`` of the target's three auxiliary hidden states at ``t``; later
+steps feed the drafter's own un-normed output back. The residual is the un-normed feature.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from eyrie.llama.weights import LlamaWeights
+
+
+class Eagle3Config(BaseModel):
+    """Shape and provenance of a drafter; ``config.json`` beside its weights."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    algorithm: Literal["eagle3"] = "eagle3"
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    vocab_size: int
+    draft_vocab_size: int
+    layers: tuple[int, int, int]
+    ttt_steps: int
+    target_sha: str
+
+
+class Attention(nn.Module):
+    """Projections of the draft layer's attention; its input is ``[embedding ; feature]``, 2H wide."""
+
+    def __init__(self, c: Eagle3Config) -> None:
+        super().__init__()
+        wide = 2 * c.hidden_size
+        self.q_proj = nn.Linear(wide, c.num_attention_heads * c.head_dim, bias=False)
+        self.k_proj = nn.Linear(wide, c.num_key_value_heads * c.head_dim, bias=False)
+        self.v_proj = nn.Linear(wide, c.num_key_value_heads * c.head_dim, bias=False)
+        self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
+
+
+class MLP(nn.Module):
+    def __init__(self, c: Eagle3Config) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
+
+    def forward(self, x_NH: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x_NH)) * self.up_proj(x_NH))
+
+
+class DraftLayer(nn.Module):
+    def __init__(self, c: Eagle3Config) -> None:
+        super().__init__()
+        self.self_attn = Attention(c)
+        self.mlp = MLP(c)
+        self.hidden_norm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+
+
+class Eagle3(nn.Module):
+    """The trainable part; embeddings are the target's and are not held here.
+
+    Parameter names are the on-disk names: ``fc``, ``midlayer.*``, ``norm``, ``lm_head``; ``d2t`` (int64 offsets
+    ``[Dv]``) and ``t2d`` (bool ``[V]``) are buffers.
+    """
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        self.config = config
+        H = config.hidden_size
+        self.fc = nn.Linear(3 * H, H, bias=False)
+        self.midlayer = DraftLayer(config)
+        self.norm = nn.RMSNorm(H, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(H, config.draft_vocab_size, bias=False)
+        self.d2t: Tensor
+        self.t2d: Tensor
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
+
+    def target_ids(self) -> Tensor:
+        """Target token id of every draft id, int64 ``[Dv]``."""
+        return self.d2t + torch.arange(self.config.draft_vocab_size)
+
+    def attention_input(self, embedding_NH: Tensor, feature_NH: Tensor) -> Tensor:
+        """``[N, 2H]``: normed embedding first, normed feature second."""
+        layer = self.midlayer
+        return torch.cat([layer.input_layernorm(embedding_NH), layer.hidden_norm(feature_NH)], dim=-1)
+
+    def finish(self, feature_NH: Tensor, mixed_NA: Tensor) -> Tensor:
+        """Residual, output projection and MLP after attention; the un-normed output ``[N, H]``."""
+        layer = self.midlayer
+        x_NH = feature_NH + layer.self_attn.o_proj(mixed_NA)
+        return x_NH + layer.mlp(layer.post_attention_layernorm(x_NH))
+
+    def logits(self, output_NH: Tensor) -> Tensor:
+        """Draft logits ``[N, Dv]`` of un-normed outputs."""
+        return self.lm_head(self.norm(output_NH))
+
+
+def start_from_target(drafter: Eagle3, weights: LlamaWeights, generator: torch.Generator) -> None:
+    """Initialise from the target's last layer and head rows.
+
+    The draft layer then begins as the target's own last step: ``fc`` passes the highest auxiliary state through, the
+    feature half of the attention input sees the last layer's projections, the embedding half starts small and random
+    (it has no counterpart in the target), key-value heads are repeated where the drafter has more of them.
+    """
+    c, t = drafter.config, weights.config
+    H, D = c.hidden_size, c.head_dim
+    layer = drafter.midlayer
+    query, key, value = weights.qkv_LNH[-1].float().split([t.num_heads * D, t.num_kv_heads * D, t.num_kv_heads * D])
+    repeat = c.num_key_value_heads // t.num_kv_heads
+    gate, up = weights.gate_up_LNH[-1].float().chunk(2)
+    with torch.no_grad():
+        drafter.fc.weight.zero_()
+        drafter.fc.weight[:, 2 * H :] = torch.eye(H)
+        for linear, half in ((layer.self_attn.q_proj, query), (layer.self_attn.k_proj, key), (layer.self_attn.v_proj, value)):
+            if half.shape[0] != linear.weight.shape[0]:
+                half = half.view(t.num_kv_heads, D, H).repeat_interleave(repeat, 0).reshape(-1, H)
+            linear.weight[:, :H].normal_(0.0, 0.02, generator=generator)
+            linear.weight[:, H:] = half
+        layer.self_attn.o_proj.weight.copy_(weights.o_LHN[-1])
+        layer.mlp.gate_proj.weight.copy_(gate)
+        layer.mlp.up_proj.weight.copy_(up)
+        layer.mlp.down_proj.weight.copy_(weights.down_LHI[-1])
+        layer.hidden_norm.weight.copy_(weights.attention_norm_LH[-1])
+        layer.input_layernorm.weight.fill_(1.0)
+        layer.post_attention_layernorm.weight.copy_(weights.mlp_norm_LH[-1])
+        drafter.norm.weight.copy_(weights.final_norm_H)
+        drafter.lm_head.weight.copy_(weights.head_VH[drafter.target_ids()])
+
+
+def start_at_random(drafter: Eagle3, generator: torch.Generator) -> None:
+    """Normal(0, 0.02) matrices, norms at one."""
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0.0, 0.02, generator=generator)
+            else:
+                parameter.fill_(1.0)

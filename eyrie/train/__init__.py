@@ -1,0 +1,1 @@
+"""Training a drafter: rows to batches, the training-time-test loss, the optimiser, exact resume."""

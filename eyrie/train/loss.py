@@ -1,0 +1,246 @@
+"""The training-time-test loss of EAGLE-3 (arXiv 2503.01840, section 3.2), computed only where a label asks for it.
+
+Columns. A row holds tokens ``x[0..T)`` of which the target wrote ``x[s..e)``. Serving drafts first at column ``s - 1``
+(the target has emitted ``x[s]``), so step ``k`` of the unroll has a query at column ``t`` when ``s - 1 <= t`` and its
+label ``x[t + 2 + k]`` lies in the span: a position is supervised when its *label* is the target's own token. The
+columns of step ``k + 1`` are those of step ``k`` less the last one of each span.
+
+Attention. A query of step ``k`` at column ``t`` sees the first step's keys of all columns up to ``t`` and, of steps
+1 to ``k``, only those of its own column, at rotary position ``t + k``. Prompt columns give keys and values in the
+first step and cost nothing afterwards.
+
+Loss. Soft cross-entropy against the target's distribution restricted to the draft vocabulary and renormalised; labels
+outside the draft vocabulary carry no loss; the mean is over valid labels, so the step size depends neither on padding
+nor on prompt length. Step ``k`` weighs ``decay ** k``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eyrie.drafters.eagle3 import Eagle3
+
+CHUNK = 512
+"""Rows of logits that exist at a time; keeps them in cache."""
+
+
+@dataclass
+class Batch:
+    """Right-padded rows.
+
+    Shapes: ``ids_BT`` int64; ``aux_BTA`` float (A = 3H); per query column q of step 0, in row-major order:
+    ``row_Q``, ``column_Q`` int64, ``left_Q`` int64 (labels left in the span: step k uses columns with left > k);
+    ``final_LH``: the target's final states of all labels, and ``first_Q``: index into it of step 0's label, so that
+    step k's label stands at ``first_Q + k``; ``label_L``: target ids of the labels; ``greedy_Q``: whether the label is
+    the target's argmax (counts in the metrics).
+    """
+
+    ids_BT: Tensor
+    aux_BTA: Tensor
+    row_Q: Tensor
+    column_Q: Tensor
+    left_Q: Tensor
+    first_Q: Tensor
+    final_LH: Tensor
+    label_L: Tensor
+    weight_Q: Tensor
+    greedy_Q: Tensor
+
+
+@dataclass
+class StepSums:
+    """Sums of one TTT step, so that averages over batches are exact."""
+
+    loss: float = 0.0
+    weight: float = 0.0
+    correct: float = 0.0
+    run: float = 0.0
+    labels: float = 0.0
+
+    def add(self, other: StepSums) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+class Teacher:
+    """The target's distribution over the draft vocabulary: head rows of the kept tokens, exact.
+
+    Args:
+        head_DvH: rows of the target's head for the draft vocabulary, float32.
+        target_ids_Dv: target id of each draft id.
+        vocab_size: size of the target vocabulary.
+    """
+
+    def __init__(self, head_DvH: Tensor, target_ids_Dv: Tensor, vocab_size: int) -> None:
+        self.head_DvH = head_DvH
+        self.draft_id_V = torch.full((vocab_size,), -1, dtype=torch.int64)
+        self.draft_id_V[target_ids_Dv] = torch.arange(len(target_ids_Dv))
+
+    @torch.no_grad()
+    def probabilities(self, final_LH: Tensor) -> Tensor:
+        """Softmax over the draft vocabulary, ``[L, Dv]``."""
+        out = torch.empty(len(final_LH), len(self.head_DvH))
+        for start in range(0, len(final_LH), CHUNK):
+            torch.softmax(F.linear(final_LH[start : start + CHUNK].float(), self.head_DvH), -1, out=out[start : start + CHUNK])
+        return out
+
+
+class SoftCrossEntropy(torch.autograd.Function):
+    """Fused head and soft cross-entropy; only ``softmax - teacher`` is ever kept, a chunk at a time.
+
+    Inputs: ``h_NH`` normed outputs, ``w_DvH`` the head, ``teacher_LDv`` probabilities, ``label_N`` rows of the teacher
+    to use, ``weight_N`` loss weights. Returns the weighted loss sum and the argmax draft ids ``[N]``.
+    """
+
+    @staticmethod
+    def forward(ctx, h_NH, w_DvH, teacher_LDv, label_N, weight_N):  # type: ignore[no-untyped-def]
+        with_grad = ctx.needs_input_grad[0]
+        dh_NH = torch.empty_like(h_NH) if with_grad else None
+        dw_DvH = torch.zeros_like(w_DvH) if with_grad else None
+        best_N = torch.empty(len(h_NH), dtype=torch.int64)
+        total = h_NH.new_zeros((), dtype=torch.float64)
+        for start in range(0, len(h_NH), CHUNK):
+            part = slice(start, start + CHUNK)
+            h, weight = h_NH[part], weight_N[part]
+            logits = F.linear(h, w_DvH).float()
+            top = logits.max(-1)
+            best_N[part] = top.indices
+            teacher = teacher_LDv[label_N[part]]
+            expected = torch.linalg.vecdot(teacher, logits)
+            logits.sub_(top.values[:, None]).exp_()
+            mass = logits.sum(-1)
+            total += (weight * (mass.log() + top.values - expected)).sum()
+            if with_grad:
+                scale = weight / mass
+                grad = logits.mul_(scale[:, None]).sub_(teacher.mul_(weight[:, None])).to(h.dtype)
+                torch.mm(grad, w_DvH, out=dh_NH[part])
+                dw_DvH.addmm_(grad.t(), h)
+        ctx.save_for_backward(dh_NH, dw_DvH)
+        ctx.mark_non_differentiable(best_N)
+        return total.float(), best_N
+
+    @staticmethod
+    def backward(ctx, dloss, _dbest):  # type: ignore[no-untyped-def]
+        dh_NH, dw_DvH = ctx.saved_tensors
+        return dh_NH * dloss, dw_DvH * dloss, None, None, None
+
+
+def ttt_loss(
+    drafter: Eagle3, batch: Batch, embed_VH: Tensor, teacher: Teacher, cos_TD: Tensor, sin_TD: Tensor,
+    steps: int, decay: float,
+) -> tuple[Tensor, list[StepSums]]:  # fmt: skip
+    """Unroll ``steps`` draft steps over ``batch``.
+
+    Returns:
+        the loss (decayed sum over steps of means over valid labels) and the sums of each step.
+    """
+    c = drafter.config
+    attention = drafter.midlayer.self_attn
+    B, T = batch.ids_BT.shape
+    probabilities_LDv = teacher.probabilities(batch.final_LH)
+    valid_L = teacher.draft_id_V[batch.label_L]
+
+    feature_BTH = drafter.fc(batch.aux_BTA)
+    # column t reads the embedding of token t + 1; the last column has none and no label either
+    next_BTH = F.embedding(F.pad(batch.ids_BT[:, 1:], (0, 1)), embed_VH)
+    wide_BT2H = drafter.attention_input(next_BTH, feature_BTH)
+    k0_BGTD = _rotate(_heads(attention.k_proj(wide_BT2H), c.head_dim), cos_TD[:T], sin_TD[:T])
+    v0_BGTD = _heads(attention.v_proj(wide_BT2H), c.head_dim)
+    first_keys = _FirstKeys(k0_BGTD, v0_BGTD, batch, c.num_attention_heads // c.num_key_value_heads)
+
+    row_Q, column_Q, left_Q = batch.row_Q, batch.column_Q, batch.left_Q
+    first_Q, weight_Q, greedy_Q = batch.first_Q, batch.weight_Q, batch.greedy_Q
+    feature_QH, wide_Q = feature_BTH[row_Q, column_Q], wide_BT2H[row_Q, column_Q]
+    run_Q = torch.ones(len(row_Q), dtype=torch.bool)
+    own: list[tuple[Tensor, Tensor]] = []
+    total = feature_QH.new_zeros(())
+    sums: list[StepSums] = []
+    for k in range(steps):
+        if k:
+            stay = left_Q > k
+            index = stay.nonzero()[:, 0]
+            row_Q, column_Q, left_Q, first_Q = row_Q[index], column_Q[index], left_Q[index], first_Q[index]
+            weight_Q, greedy_Q, run_Q = weight_Q[index], greedy_Q[index], run_Q[index]
+            feature_QH = output_QH[index]  # noqa: F821 (set by the step before)
+            own = [(key[index], value[index]) for key, value in own]
+            if not len(index):
+                break
+            token_Q = batch.ids_BT[row_Q, column_Q + 1 + k]
+            wide_Q = drafter.attention_input(F.embedding(token_Q, embed_VH), feature_QH)
+            cos_Q, sin_Q = cos_TD[column_Q + k][:, None], sin_TD[column_Q + k][:, None]
+            key = _rotate(attention.k_proj(wide_Q).view(len(index), -1, c.head_dim), cos_Q, sin_Q)
+            own.append((key, attention.v_proj(wide_Q).view(len(index), -1, c.head_dim)))
+        cos_Q, sin_Q = cos_TD[column_Q + k][:, None], sin_TD[column_Q + k][:, None]
+        query_QND = _rotate(attention.q_proj(wide_Q).view(len(row_Q), -1, c.head_dim), cos_Q, sin_Q)
+        mixed_QA = first_keys.attend(query_QND, row_Q, column_Q, own)
+        output_QH = drafter.finish(feature_QH, mixed_QA)
+
+        label_Q = first_Q + k
+        draft_Q = valid_L[label_Q]
+        mass_Q = weight_Q * (draft_Q >= 0)
+        loss, best_Q = SoftCrossEntropy.apply(
+            drafter.norm(output_QH), drafter.lm_head.weight, probabilities_LDv, label_Q, mass_Q
+        )
+        weight = mass_Q.sum()
+        total = total + decay**k * loss / weight.clamp(min=1e-6)
+        right_Q = best_Q == draft_Q
+        run_Q = run_Q & right_Q
+        sums.append(
+            StepSums(float(loss.detach()), float(weight), *_counts(right_Q, run_Q, greedy_Q))
+        )
+    return total, sums
+
+
+def _counts(right_Q: Tensor, run_Q: Tensor, greedy_Q: Tensor) -> tuple[float, float, float]:
+    return float((right_Q & greedy_Q).sum()), float((run_Q & greedy_Q).sum()), float(greedy_Q.sum())
+
+
+class _FirstKeys:
+    """Keys and values of the first step, and how a packed set of queries attends to them."""
+
+    def __init__(self, k_BGTD: Tensor, v_BGTD: Tensor, batch: Batch, group: int) -> None:
+        self.k_BND = k_BGTD.repeat_interleave(group, 1)
+        self.v_BND = v_BGTD.repeat_interleave(group, 1)
+        self.group = group
+        self.rows = batch.ids_BT.shape[0]
+        self.place_T = torch.arange(batch.ids_BT.shape[1])
+
+    def attend(self, query_QND: Tensor, row_Q: Tensor, column_Q: Tensor, own: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Attention output ``[Q, heads * hd]``; ``own`` holds each later step's keys and values of the same columns."""
+        Q, N, D = query_QND.shape
+        counts_B = torch.bincount(row_Q, minlength=self.rows)
+        width = int(counts_B.max())
+        starts_B = counts_B.cumsum(0) - counts_B
+        place_Q = torch.arange(Q) - starts_B[row_Q]
+        query_BNPD = query_QND.new_zeros(self.rows, width, N, D).index_put((row_Q, place_Q), query_QND).transpose(1, 2)
+        column_BP = torch.zeros(self.rows, width, dtype=torch.int64).index_put((row_Q, place_Q), column_Q)
+        scores_BNPT = (query_BNPD * D**-0.5) @ self.k_BND.transpose(-1, -2)
+        future_BPT = self.place_T > column_BP[:, :, None]
+        scores_BNPT = scores_BNPT.masked_fill(future_BPT[:, None], float("-inf"))
+        if not own:
+            mixed_BNPD = scores_BNPT.softmax(-1) @ self.v_BND
+            return mixed_BNPD.transpose(1, 2)[row_Q, place_Q].reshape(Q, N * D)
+        keys_QSND = torch.stack([key.repeat_interleave(self.group, 1) for key, _ in own], 1)
+        values_QSND = torch.stack([value.repeat_interleave(self.group, 1) for _, value in own], 1)
+        own_QNS = torch.einsum("qnd,qsnd->qns", query_QND * D**-0.5, keys_QSND)
+        own_BNPS = own_QNS.new_zeros(self.rows, width, N, len(own)).index_put((row_Q, place_Q), own_QNS).transpose(1, 2)
+        share_BNPX = torch.cat([scores_BNPT, own_BNPS], -1).softmax(-1)
+        share_BNPT, share_BNPS = share_BNPX.split([scores_BNPT.shape[-1], len(own)], -1)
+        first_QND = (share_BNPT @ self.v_BND).transpose(1, 2)[row_Q, place_Q]
+        own_QND = torch.einsum("qns,qsnd->qnd", share_BNPS.transpose(1, 2)[row_Q, place_Q], values_QSND)
+        return (first_QND + own_QND).reshape(Q, N * D)
+
+
+def _heads(x_BTA: Tensor, head_dim: int) -> Tensor:
+    B, T, _ = x_BTA.shape
+    return x_BTA.view(B, T, -1, head_dim).transpose(1, 2)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding over the last dimension; ``cos`` and ``sin`` broadcast against its halves."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -1,0 +1,99 @@
+"""Optimiser of a drafter: Muon for matrices, AdamW for the head and the norms; a step-indexed schedule."""
+
+from __future__ import annotations
+
+
+import torch
+from torch import Tensor, nn
+
+from eyrie.config import Drafter
+
+# Newton-Schulz coefficients of Muon (Jordan et al., 2024): steep at zero, so that five iterations suffice
+QUINTIC = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalised(update: Tensor, iterations: int = 5) -> Tensor:
+    """The nearest semi-orthogonal matrix to ``update`` ``[m, n]``, approximately (singular values in about 0.7 to 1.2)."""
+    a, b, c = QUINTIC
+    x = update / (update.norm() + 1e-7)
+    tall = x.shape[0] > x.shape[1]
+    if tall:
+        x = x.t()
+    for _ in range(iterations):
+        gram = x @ x.t()
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.t() if tall else x
+
+
+class DrafterOptimizer:
+    """Two rules in one step.
+
+    Args:
+        drafter: every 2-D parameter but the head is a matrix for Muon; all else is AdamW's.
+        options: learning rates, clipping.
+        total_steps: the schedule rises linearly over ``warmup_fraction`` of them, then falls linearly to zero.
+    """
+
+    MOMENTUM = 0.95
+    BETAS = (0.9, 0.95)
+    EPS = 1e-8
+
+    def __init__(self, drafter: nn.Module, options: Drafter, total_steps: int) -> None:
+        self.options, self.total_steps = options, total_steps
+        muon = options.muon_learning_rate > 0
+        self.matrices: dict[str, nn.Parameter] = {}
+        self.others: dict[str, nn.Parameter] = {}
+        for name, parameter in drafter.named_parameters():
+            chosen = self.matrices if muon and parameter.dim() == 2 and not name.startswith("lm_head") else self.others
+            chosen[name] = parameter
+        self.momentum = {name: torch.zeros_like(p) for name, p in self.matrices.items()}
+        self.first = {name: torch.zeros_like(p) for name, p in self.others.items()}
+        self.second = {name: torch.zeros_like(p) for name, p in self.others.items()}
+
+    def rate(self, step: int) -> float:
+        """Factor on both learning rates at ``step`` (0-based); a function of the step alone, so resume is exact."""
+        warmup = max(1, round(self.options.warmup_fraction * self.total_steps))
+        if step < warmup:
+            return (step + 1) / warmup
+        return max(0.0, (self.total_steps - step) / max(1, self.total_steps - warmup))
+
+    @torch.no_grad()
+    def step(self, step: int) -> float:
+        """Apply the gradients; returns their global norm before clipping."""
+        parameters = [*self.matrices.values(), *self.others.values()]
+        norm = float(nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm))
+        rate = self.rate(step)
+        for name, parameter in self.matrices.items():
+            gradient = _gradient(parameter)
+            momentum = self.momentum[name].lerp_(gradient, 1 - self.MOMENTUM)
+            update = orthogonalised(gradient.lerp(momentum, self.MOMENTUM))
+            shape = max(1.0, parameter.shape[0] / parameter.shape[1]) ** 0.5
+            parameter.sub_(update, alpha=rate * self.options.muon_learning_rate * shape)
+        beta1, beta2 = self.BETAS
+        for name, parameter in self.others.items():
+            gradient = _gradient(parameter)
+            first = self.first[name].lerp_(gradient, 1 - beta1)
+            second = self.second[name].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            scale = (1 - beta2 ** (step + 1)) ** 0.5 / (1 - beta1 ** (step + 1))
+            parameter.addcdiv_(first, second.sqrt().add_(self.EPS), value=-rate * self.options.learning_rate * scale)
+        for parameter in parameters:
+            parameter.grad = None
+        return norm
+
+    def state(self) -> dict[str, Tensor]:
+        """Every buffer by name, for a checkpoint."""
+        return {
+            **{f"momentum.{name}": t for name, t in self.momentum.items()},
+            **{f"first.{name}": t for name, t in self.first.items()},
+            **{f"second.{name}": t for name, t in self.second.items()},
+        }
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+
+
