@@ -29,7 +29,8 @@ class Proposer(Protocol):
 
         Args:
             emitted: all tokens emitted so far, the prompt not included; the last one has no state yet.
-            aux_MAH: the target's states of the tokens verified since the last call, ``[M, 3, H]`` (the first call: none).
+            aux_MAH: the target's states of the tokens verified since the last call, ``[M, 3, H]``
+                (none at the first call).
         """
 
 

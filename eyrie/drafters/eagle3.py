@@ -127,7 +127,11 @@ def start_from_target(drafter: Eagle3, weights: LlamaWeights, generator: torch.G
     with torch.no_grad():
         drafter.fc.weight.zero_()
         drafter.fc.weight[:, 2 * H :] = torch.eye(H)
-        for linear, half in ((layer.self_attn.q_proj, query), (layer.self_attn.k_proj, key), (layer.self_attn.v_proj, value)):
+        for linear, half in (
+            (layer.self_attn.q_proj, query),
+            (layer.self_attn.k_proj, key),
+            (layer.self_attn.v_proj, value),
+        ):
             if half.shape[0] != linear.weight.shape[0]:
                 half = half.view(t.num_kv_heads, D, H).repeat_interleave(repeat, 0).reshape(-1, H)
             linear.weight[:, :H].normal_(0.0, 0.02, generator=generator)

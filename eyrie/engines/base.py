@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from eyrie.config import Sampling
 
@@ -39,7 +39,7 @@ class Answer:
     """
 
     output_ids: list[int]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: str
 
 
 class Engine(Protocol):

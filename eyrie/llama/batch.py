@@ -70,7 +70,9 @@ class BatchDecoder:
         heads, groups, D = c.num_heads, c.num_kv_heads, c.head_dim
         for layer in range(c.num_layers):
             normed = F.rms_norm(x_TH, (c.hidden_size,), self.attention_norm_LH[layer], c.rms_norm_eps)
-            qkv = F.linear(normed.to(self.dtype), self.qkv[layer]).float().view(T, heads + 2 * groups, D).transpose(0, 1)
+            qkv = (
+                F.linear(normed.to(self.dtype), self.qkv[layer]).float().view(T, heads + 2 * groups, D).transpose(0, 1)
+            )
             q = _rotated(qkv[:heads], cos_TD, sin_TD)
             k = _rotated(qkv[heads : heads + groups], cos_TD, sin_TD)
             v = qkv[heads + groups :].contiguous()

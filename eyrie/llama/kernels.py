@@ -28,9 +28,7 @@ def widen(typing_context: Any, x: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(32)
-        return builder.bitcast(
-            builder.shl(builder.zext(args[0], word), ir.Constant(word, 16)), ir.FloatType()
-        )
+        return builder.bitcast(builder.shl(builder.zext(args[0], word), ir.Constant(word, 16)), ir.FloatType())
 
     return types.float32(types.uint16), codegen
 
@@ -166,7 +164,9 @@ def attend(q: Any, k_DT: Any, v_TD: Any, length: int, out: Any, scores: Any) -> 
 
 
 @njit(fastmath=True, error_model="numpy", cache=True)
-def attend_row(qkv: Any, position: int, k_GDT: Any, v_GTD: Any, cos_TD: Any, sin_TD: Any, out: Any, scores: Any) -> None:
+def attend_row(
+    qkv: Any, position: int, k_GDT: Any, v_GTD: Any, cos_TD: Any, sin_TD: Any, out: Any, scores: Any
+) -> None:
     """Rotate one token's query and key, append key and value to the cache at ``position``, attend.
 
     ``qkv`` is ``[(n_heads + 2 * n_kv) * hd]``; it is rotated in place. ``out`` is ``[n_heads * hd]``.

@@ -56,7 +56,10 @@ class LlamaConfig:
 
 def rope(raw: dict[str, Any]) -> dict[str, Any]:
     """Rotary parameters of a config: transformers 5 nests them, older files keep them at the top."""
-    return {"rope_theta": raw.get("rope_theta", 10_000.0), **(raw.get("rope_parameters") or raw.get("rope_scaling") or {})}
+    return {
+        "rope_theta": raw.get("rope_theta", 10_000.0),
+        **(raw.get("rope_parameters") or raw.get("rope_scaling") or {}),
+    }
 
 
 def unsupported(raw: dict[str, Any]) -> str:
@@ -109,7 +112,9 @@ class LlamaWeights:
             try:
                 tensor = state.pop(name)
             except KeyError:
-                raise EyrieError(f"{folder}: the weights lack {name!r}; the folder is incomplete, fetch it again") from None
+                raise EyrieError(
+                    f"{folder}: the weights lack {name!r}; the folder is incomplete, fetch it again"
+                ) from None
             # float16 has other exponent bits, so it is widened once; bfloat16 stays as it is
             return tensor if tensor.dtype in (torch.bfloat16, torch.float32) else tensor.float()
 
@@ -133,7 +138,9 @@ class LlamaWeights:
         state.pop("lm_head.weight", None)
         rest = [name for name in state if not name.endswith("rotary_emb.inv_freq")]
         if rest:
-            raise EyrieError(f"{folder}: holds {len(rest)} tensors a Llama has not ({rest[0]!r}, ...): not this architecture")
+            raise EyrieError(
+                f"{folder}: holds {len(rest)} tensors a Llama has not ({rest[0]!r}, ...): not this architecture"
+            )
         return weights
 
     def rotary(self, length: int) -> tuple[Tensor, Tensor]:

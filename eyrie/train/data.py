@@ -24,7 +24,7 @@ class Row:
     aux_TA: Tensor
     final_FH: Tensor
     weight: float
-    greedy: bool
+    answered: bool
 
     @property
     def labels(self) -> int:
@@ -38,7 +38,7 @@ def collate(rows: Sequence[Row]) -> Batch:
     ids_BT = torch.zeros(len(rows), T, dtype=torch.int64)
     aux_BTA = torch.zeros(len(rows), T, rows[0].aux_TA.shape[1])
     places: list[list[Tensor]] = [[], [], [], []]
-    finals, labels, weights, greedy = [], [], [], []
+    finals, labels, weights, answered = [], [], [], []
     base = 0
     for b, row in enumerate(rows):
         ids_BT[b, : len(row.ids_T)] = row.ids_T
@@ -48,18 +48,20 @@ def collate(rows: Sequence[Row]) -> Batch:
             n = end - start - 1
             if n > 0:
                 steps = torch.arange(n)
-                for place, value in zip(places, (torch.full((n,), b), start - 1 + steps, n - steps, base + steps), strict=True):
+                for place, value in zip(
+                    places, (torch.full((n,), b), start - 1 + steps, n - steps, base + steps), strict=True
+                ):
                     place.append(value)
                 finals.append(row.final_FH[offset + 1 : offset + 1 + n])
                 labels.append(row.ids_T[start + 1 : end])
                 weights.append(torch.full((n,), row.weight))
-                greedy.append(torch.full((n,), row.greedy))
+                answered.append(torch.full((n,), row.answered))
                 base += n
             offset += end - start
     row_Q, column_Q, left_Q, first_Q = (torch.cat(place) for place in places)
     return Batch(
         ids_BT, aux_BTA, row_Q, column_Q, left_Q, first_Q,
-        torch.cat(finals).float(), torch.cat(labels), torch.cat(weights), torch.cat(greedy),
+        torch.cat(finals).float(), torch.cat(labels), torch.cat(weights), torch.cat(answered),
     )  # fmt: skip
 
 

@@ -35,8 +35,8 @@ class Batch:
     Shapes: ``ids_BT`` int64; ``aux_BTA`` float (A = 3H); per query column q of step 0, in row-major order:
     ``row_Q``, ``column_Q`` int64, ``left_Q`` int64 (labels left in the span: step k uses columns with left > k);
     ``final_LH``: the target's final states of all labels, and ``first_Q``: index into it of step 0's label, so that
-    step k's label stands at ``first_Q + k``; ``label_L``: target ids of the labels; ``greedy_Q``: whether the label is
-    the target's argmax (counts in the metrics).
+    step k's label stands at ``first_Q + k``; ``label_L``: target ids of the labels; ``weight_Q``: loss weights;
+    ``answered_Q``: whether the target wrote the label (only such columns count in the metrics).
     """
 
     ids_BT: Tensor
@@ -48,7 +48,7 @@ class Batch:
     final_LH: Tensor
     label_L: Tensor
     weight_Q: Tensor
-    greedy_Q: Tensor
+    answered_Q: Tensor
 
 
 @dataclass
@@ -85,7 +85,9 @@ class Teacher:
         """Softmax over the draft vocabulary, ``[L, Dv]``."""
         out = torch.empty(len(final_LH), len(self.head_DvH))
         for start in range(0, len(final_LH), CHUNK):
-            torch.softmax(F.linear(final_LH[start : start + CHUNK].float(), self.head_DvH), -1, out=out[start : start + CHUNK])
+            torch.softmax(
+                F.linear(final_LH[start : start + CHUNK].float(), self.head_DvH), -1, out=out[start : start + CHUNK]
+            )
         return out
 
 
@@ -99,8 +101,8 @@ class SoftCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h_NH, w_DvH, teacher_LDv, label_N, weight_N):  # type: ignore[no-untyped-def]
         with_grad = ctx.needs_input_grad[0]
-        dh_NH = torch.empty_like(h_NH) if with_grad else None
-        dw_DvH = torch.zeros_like(w_DvH) if with_grad else None
+        dh_NH = torch.empty_like(h_NH)
+        dw_DvH = torch.zeros_like(w_DvH)
         best_N = torch.empty(len(h_NH), dtype=torch.int64)
         total = h_NH.new_zeros((), dtype=torch.float64)
         for start in range(0, len(h_NH), CHUNK):
@@ -140,7 +142,7 @@ def ttt_loss(
     """
     c = drafter.config
     attention = drafter.midlayer.self_attn
-    B, T = batch.ids_BT.shape
+    T = batch.ids_BT.shape[1]
     probabilities_LDv = teacher.probabilities(batch.final_LH)
     valid_L = teacher.draft_id_V[batch.label_L]
 
@@ -153,10 +155,11 @@ def ttt_loss(
     first_keys = _FirstKeys(k0_BGTD, v0_BGTD, batch, c.num_attention_heads // c.num_key_value_heads)
 
     row_Q, column_Q, left_Q = batch.row_Q, batch.column_Q, batch.left_Q
-    first_Q, weight_Q, greedy_Q = batch.first_Q, batch.weight_Q, batch.greedy_Q
+    first_Q, weight_Q, answered_Q = batch.first_Q, batch.weight_Q, batch.answered_Q
     feature_QH, wide_Q = feature_BTH[row_Q, column_Q], wide_BT2H[row_Q, column_Q]
     run_Q = torch.ones(len(row_Q), dtype=torch.bool)
     own: list[tuple[Tensor, Tensor]] = []
+    output_QH = feature_QH
     total = feature_QH.new_zeros(())
     sums: list[StepSums] = []
     for k in range(steps):
@@ -164,8 +167,8 @@ def ttt_loss(
             stay = left_Q > k
             index = stay.nonzero()[:, 0]
             row_Q, column_Q, left_Q, first_Q = row_Q[index], column_Q[index], left_Q[index], first_Q[index]
-            weight_Q, greedy_Q, run_Q = weight_Q[index], greedy_Q[index], run_Q[index]
-            feature_QH = output_QH[index]  # noqa: F821 (set by the step before)
+            weight_Q, answered_Q, run_Q = weight_Q[index], answered_Q[index], run_Q[index]
+            feature_QH = output_QH[index]
             own = [(key[index], value[index]) for key, value in own]
             if not len(index):
                 break
@@ -182,21 +185,19 @@ def ttt_loss(
         label_Q = first_Q + k
         draft_Q = valid_L[label_Q]
         mass_Q = weight_Q * (draft_Q >= 0)
-        loss, best_Q = SoftCrossEntropy.apply(
+        loss, best_Q = SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
             drafter.norm(output_QH), drafter.lm_head.weight, probabilities_LDv, label_Q, mass_Q
         )
         weight = mass_Q.sum()
         total = total + decay**k * loss / weight.clamp(min=1e-6)
         right_Q = best_Q == draft_Q
         run_Q = run_Q & right_Q
-        sums.append(
-            StepSums(float(loss.detach()), float(weight), *_counts(right_Q, run_Q, greedy_Q))
-        )
+        sums.append(StepSums(float(loss.detach()), float(weight), *_counts(right_Q, run_Q, answered_Q)))
     return total, sums
 
 
-def _counts(right_Q: Tensor, run_Q: Tensor, greedy_Q: Tensor) -> tuple[float, float, float]:
-    return float((right_Q & greedy_Q).sum()), float((run_Q & greedy_Q).sum()), float(greedy_Q.sum())
+def _counts(right_Q: Tensor, run_Q: Tensor, answered_Q: Tensor) -> tuple[float, float, float]:
+    return float((right_Q & answered_Q).sum()), float((run_Q & answered_Q).sum()), float(answered_Q.sum())
 
 
 class _FirstKeys:

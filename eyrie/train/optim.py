@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +12,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalised(update: Tensor, iterations: int = 5) -> Tensor:
-    """The nearest semi-orthogonal matrix to ``update`` ``[m, n]``, approximately (singular values in about 0.7 to 1.2)."""
+    """Nearly the closest semi-orthogonal matrix to ``update`` ``[m, n]`` (singular values within 0.7 to 1.2)."""
     a, b, c = QUINTIC
     x = update / (update.norm() + 1e-7)
     tall = x.shape[0] > x.shape[1]
@@ -95,5 +94,3 @@ class DrafterOptimizer:
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
     return parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-
-

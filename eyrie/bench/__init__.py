@@ -1,0 +1,1 @@
+"""Measuring a drafter: suites, the interleaved driver, statistics, break-even and verdict."""

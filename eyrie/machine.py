@@ -1,0 +1,32 @@
+"""What this machine computes with: device, dtype, threads. Torch is imported only when one of them is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def choose_device(name: str) -> str:
+    """A torch device name; ``auto`` is cuda when there is one, else cpu."""
+    import torch
+
+    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def choose_dtype(name: str, device: str) -> torch.dtype:
+    """The compute dtype; ``auto`` is bfloat16 where the machine multiplies it fast (CUDA, AMX), else float32."""
+    import torch
+
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    fast = device.startswith("cuda") or torch.cpu.get_capabilities().get("amx_bf16", False)
+    return torch.bfloat16 if fast else torch.float32
+
+
+def use_threads(count: int) -> None:
+    """Bound torch's CPU threads, so that jobs side by side do not fight for the cores."""
+    import torch
+
+    torch.set_num_threads(count)
