@@ -291,7 +291,7 @@ def _known_keys(path: list[str]) -> list[str]:
         field = section.model_fields.get(part)
         if field is None:
             return []
-        inner = _section_of(field.annotation)
+        inner = section_of(field.annotation)
         if inner is None:
             return []
         if "dict[" in str(field.annotation):
@@ -300,11 +300,12 @@ def _known_keys(path: list[str]) -> list[str]:
     return list(section.model_fields)
 
 
-def _section_of(annotation: Any) -> type[Section] | None:
+def section_of(annotation: Any) -> type[Section] | None:
+    """The section inside ``annotation`` (bare, optional, or the value of a mapping), if there is one."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     for argument in getattr(annotation, "__args__", ()):
-        found = _section_of(argument)
+        found = section_of(argument)
         if found is not None:
             return found
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 
@@ -15,7 +16,12 @@ class EyrieError(Exception):
 
 
 def run_cli(main: Callable[[], None]) -> None:
-    """Run a script's ``main``; turn an :class:`EyrieError` (or a full disk) into one line and exit code 1."""
+    """Run a script's ``main``; turn an :class:`EyrieError` (or a full disk) into one line and exit code 1.
+
+    What Eyrie logs goes to stderr, line by line; what other libraries log is shown from warnings on.
+    """
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("eyrie").setLevel(logging.INFO)
     try:
         main()
     except EyrieError as error:

@@ -22,7 +22,7 @@ from eyrie.config import Suite
 from eyrie.errors import EyrieError
 from eyrie.formats.manifest import verified_manifest
 from eyrie.formats.publish import write_json
-from eyrie.targets.card import read_card, resolve
+from eyrie.targets.card import TargetCard, read_card, resolve
 
 NEAR_TIE_TOKENS = 400
 
@@ -46,8 +46,8 @@ def bench(
     card = read_card(target)
     verified_manifest(export / "model.safetensors", stage="export", identity={"target": card.target})
     verified_manifest(merged / "index.parquet", stage="merge", identity=card.identity())
-    prompts = suite_prompts(options, merged, tokens, target, model)
-    folder = resolve(model, recipe["target"].get("revision"))
+    folder = resolve(model, card.revision)
+    prompts = prompts_of(options, merged, tokens, folder, card)
     driver = Driver(
         LlamaWeights.load(folder), read_back(export), options, frozenset(card.stop_ids),
         max(len(prompt.ids) for prompt in prompts),
@@ -61,18 +61,18 @@ def bench(
     write_json(out, figures)
 
 
-def suite_prompts(suite: Suite, merged: Path, tokens: Sequence[Path], target: Path, model: str) -> list[Prompt]:
+def prompts_of(suite: Suite, merged: Path, tokens: Sequence[Path], folder: Path, card: TargetCard) -> list[Prompt]:
     """Prompts of the run's test split, or of the external suite that the config names."""
     if suite.dataset is None:
         return held_out(suite, merged, tokens)
-    from eyrie.datasets import suite_conversations
+    from eyrie.datasets import suite_prompts
     from eyrie.render import Renderer
 
-    renderer = Renderer(model)
-    prompts = [
-        Prompt(suite.dataset, row["id"], renderer.prompt_ids(row["messages"], row.get("tools")))
-        for row in suite_conversations(suite.dataset, suite.options)[: suite.prompts_per_dataset]
-    ]
+    renderer = Renderer(folder, card.stop_ids)
+    prompts = []
+    for conversation in suite_prompts(suite.dataset, suite.options)[: suite.prompts_per_dataset]:
+        row = conversation.to_row(len(prompts))
+        prompts.append(Prompt(suite.dataset, row["id"], renderer.prompt_ids(row["messages"], row.get("tools"))))
     if not prompts:
         raise EyrieError(f"bench.suites: {suite.dataset!r} yields no prompt; check its options")
     return prompts

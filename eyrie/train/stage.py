@@ -54,7 +54,7 @@ def train(
             f"{merged / 'index.parquet'}: {len(splits['train'])} training and {len(splits['validation'])} validation; "
             "raise the token budgets or the fractions in merge"
         )
-    weights = LlamaWeights.load(resolve(model, None))
+    weights = LlamaWeights.load(resolve(model, card.revision))
     drafter = new_drafter(card, weights, merged / "vocab.safetensors", layers, options)
     ids = drafter.target_ids()
     inputs = {name: manifest.sha256 for name, manifest in manifests.items()}

@@ -1,0 +1,7 @@
+"""Datasets: adapters that read a source, and ingest, which makes prompt shards of them."""
+
+from eyrie.datasets import local, packaged  # noqa: F401  (importing them registers their adapters)
+from eyrie.datasets.ingest import ingest, suite_prompts
+from eyrie.datasets.registry import ADAPTERS, Source, adapter, find_adapter
+
+__all__ = ["ADAPTERS", "Source", "adapter", "find_adapter", "ingest", "suite_prompts"]

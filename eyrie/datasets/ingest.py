@@ -1,0 +1,142 @@
+"""Source -> prompt shard: normalise, reject with a reason, drop duplicates, cut the shard's slice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from eyrie.config import Dataset
+from eyrie.conversation import Conversation, Reject, normalise, prompt_key
+from eyrie.datasets.registry import Option, Raw, find_adapter
+from eyrie.errors import EyrieError
+from eyrie.formats.jsonl import write_jsonl
+from eyrie.formats.manifest import RowCounts, sha256_of
+from eyrie.formats.publish import atomic, publish
+
+QUOTED = 300  # characters of a rejected row that the rejects file shows
+
+
+def rejects_path(out: Path) -> Path:
+    """``s0000.jsonl.zst`` -> ``s0000.rejects.jsonl.zst``."""
+    return out.with_name(out.name.removesuffix(".jsonl.zst") + ".rejects.jsonl.zst")
+
+
+def ingest(recipe: dict[str, Any], dataset_name: str, out: Path) -> None:
+    """Publish one prompt shard and, beside it, the rows it left out.
+
+    Shard k owns the kept rows ``[k * prompts_per_shard, (k + 1) * prompts_per_shard)`` of the stream. Its account
+    covers the stretch of the source from behind the last kept row of the shard before it to its own last kept row, or
+    to the end of the source when it is not full. So no row is counted twice, and what no shard reads is in no account.
+
+    Raises:
+        EyrieError: no such adapter or option, a source that cannot be read, a shard that would be empty.
+    """
+    dataset = dataset_of(recipe)
+    shard = recipe["shard"]
+    first, last = shard * dataset.prompts_per_shard, (shard + 1) * dataset.prompts_per_shard
+    kept: list[dict[str, Any]] = []
+    rejects: list[dict[str, Any]] = []
+    reasons: Counter[str] = Counter()  # of all rejects up to here, the earlier shards' too
+    found = 0
+    for index, raw, outcome in examined(dataset, dataset_name):
+        if isinstance(outcome, Reject):
+            reasons[outcome.reason] += 1
+            if first <= found:
+                rejects.append(_rejected(index, raw, outcome))
+            continue
+        if found >= first:
+            kept.append(outcome.to_row(index))
+        found += 1
+        if found == last:
+            break
+    if not kept:
+        raise EyrieError(_empty(dataset, dataset_name, shard, found, reasons))
+    dropped = Counter(row["reason"] for row in rejects)
+    with atomic(rejects_path(out)) as part:
+        write_jsonl(part, rejects)
+    inputs = {Path(dataset.path).name: sha256_of(Path(dataset.path))} if dataset.path else {}
+    with publish(out, stage="ingest", recipe=recipe, inputs=inputs) as draft:
+        write_jsonl(draft.path, kept)
+        draft.rows = RowCounts(read=len(kept) + len(rejects), kept=len(kept), dropped=dict(sorted(dropped.items())))
+        draft.facts = {
+            "kind": dataset.kind,
+            "characters": sum(len(message["content"]) for row in kept for message in row["messages"]),
+        }
+
+
+def dataset_of(recipe: dict[str, Any]) -> Dataset:
+    """The dataset section that an ingest recipe describes; its token budget is not part of the recipe."""
+    return Dataset.model_validate({**recipe["dataset"], "token_budget": 1})
+
+
+def examined(dataset: Dataset, name: str) -> Iterator[tuple[int, Raw, Conversation | Reject]]:
+    """Every row of the source: position, raw row, and what became of it."""
+    try:
+        rows = find_adapter(dataset.adapter).open(dataset.options, dataset.kind, dataset.path)
+        seen: set[str] = set()
+        for index, raw in enumerate(rows):
+            try:
+                conversation = shaped(raw, dataset)
+                key = _duplicate_key(conversation, dataset.kind)
+                if key in seen:
+                    raise Reject("duplicate")
+                seen.add(key)
+                yield index, raw, conversation
+            except Reject as reject:
+                yield index, raw, reject
+    except EyrieError as error:
+        raise EyrieError(f"dataset {name}: {error}") from error
+
+
+def shaped(raw: Raw, dataset: Dataset) -> Conversation:
+    """Normalise one row and cut it to what the dataset's kind needs. Raises :class:`Reject`."""
+    if isinstance(raw, Reject):
+        raise raw
+    conversation = normalise(raw)
+    conversation = conversation.as_prompt() if dataset.kind == "answered" else conversation.as_finished()
+    if dataset.tools == "drop":
+        if any(message.tool_calls or message.role == "tool" for message in conversation.messages):
+            raise Reject("tool_turns")
+        conversation = Conversation(conversation.messages, None, conversation.meta)
+    if conversation.chars > dataset.max_prompt_chars:
+        raise Reject("prompt_too_long", f"{conversation.chars} characters")
+    return conversation
+
+
+def suite_prompts(adapter: str, options: dict[str, Option]) -> list[Conversation]:
+    """The prompts of a benchmark suite: every row of the adapter that can be asked, tool declarations dropped."""
+    dataset = Dataset(adapter=adapter, options=options, token_budget=1, tools="drop", max_prompt_chars=10**9)
+    rows = examined(dataset, f"of suite {adapter}")
+    return [outcome for _, _, outcome in rows if isinstance(outcome, Conversation)]
+
+
+def _duplicate_key(conversation: Conversation, kind: str) -> str:
+    """Prompts that differ in case and spacing alone are the same (see prompt_key); conversations only when equal."""
+    if kind == "native":
+        return conversation.id
+    context = [m for m in conversation.messages if m.role != "user"]
+    others = Conversation(tuple(context), conversation.tools).id if context or conversation.tools else ""
+    users = "\n".join(m.content for m in conversation.messages if m.role == "user")
+    return prompt_key([{"role": "user", "content": users}]) + others
+
+
+def _rejected(index: int, raw: Raw, reject: Reject) -> dict[str, Any]:
+    row: dict[str, Any] = {"index": index, "reason": reject.reason}
+    if reject.detail:
+        row["detail"] = reject.detail
+    if not isinstance(raw, Reject):
+        # Half a surrogate pair must not keep the row from being shown.
+        row["row"] = str(raw.get("messages"))[:QUOTED].encode(errors="replace").decode()
+    return row
+
+
+def _empty(dataset: Dataset, name: str, shard: int, found: int, reasons: Counter[str]) -> str:
+    if found == 0:
+        why = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common()) or "the source is empty"
+        return f"dataset {name}: yields no prompt ({why}); mend the source or the options of adapter {dataset.adapter}"
+    return (
+        f"dataset {name}: shard s{shard:04d} would be empty, the source holds {found} usable prompts and "
+        f"prompts_per_shard is {dataset.prompts_per_shard}; lower datasets.{name}.token_budget or prompts_per_shard"
+    )

@@ -1,0 +1,43 @@
+"""Let the target answer one prompt shard up to its token budget."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from eyrie.errors import run_cli
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recipe", type=json.loads, required=True, help="canonical JSON: sampling and budget")
+    parser.add_argument("--prompts", type=Path, required=True, help="prompt shard (.jsonl.zst)")
+    parser.add_argument("--target", type=Path, required=True, help="target.json of the run")
+    parser.add_argument("--model", required=True, help="local Hugging Face folder or hub id")
+    parser.add_argument("--out", type=Path, required=True, help="response shard to write (.jsonl.zst)")
+    parser.add_argument("--journal", type=Path, required=True, help="every answer paid for so far (.jsonl)")
+    parser.add_argument("--afresh", choices=["yes", "no"], default="no", help="yes: set the journal aside first")
+    parser.add_argument("--batch-size", type=int, default=64, help="sequences decoded together")
+    parser.add_argument("--device", default="auto", help="torch device")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    args = parser.parse_args()
+
+    from eyrie.generate import generate
+
+    generate(
+        args.recipe,
+        prompts=args.prompts,
+        target=args.target,
+        model=args.model,
+        out=args.out,
+        journal=args.journal,
+        afresh=args.afresh == "yes",
+        batch_size=args.batch_size,
+        device=args.device,
+        threads=args.threads,
+    )
+
+
+if __name__ == "__main__":
+    run_cli(main)

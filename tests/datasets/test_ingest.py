@@ -1,0 +1,141 @@
+"""Prompt shards: slices, accounts, duplicates, rejects, errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eyrie.datasets import ingest, suite_prompts
+from eyrie.datasets.ingest import rejects_path
+from eyrie.errors import EyrieError
+from eyrie.formats.jsonl import read_jsonl
+from eyrie.formats.manifest import manifest_path, verified_manifest
+
+
+def recipe(path: Path, shard: int = 0, **fields: Any) -> dict[str, Any]:
+    dataset = {"adapter": "jsonl", "path": str(path), **fields}
+    return {"revision": 1, "dataset": dataset, "shard": shard}
+
+
+def source(folder: Path, rows: list[Any]) -> Path:
+    path = folder / "source.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def chat(*texts: str) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]}
+
+
+def test_rows_are_kept_or_counted(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "one question of mine"},
+        {"prompt": "One question  of mine?"},
+        {"conversations": [{"from": "human", "value": "two"}, {"from": "gpt", "value": "an answer that is cut"}]},
+        {"messages": [{"role": "narrator", "content": "x"}]},
+        {"other": 1},
+        {"prompt": "x" * 50},
+    ]
+    out = tmp_path / "s0000.jsonl.zst"
+    ingest(recipe(source(tmp_path, rows), max_prompt_chars=40), "mine", out)
+    kept = list(read_jsonl(out))
+    assert [row["index"] for row in kept] == [0, 2]
+    assert kept[1]["messages"] == [{"role": "user", "content": "two"}]
+    manifest = verified_manifest(out, stage="ingest")
+    assert (manifest.rows.read, manifest.rows.kept) == (6, 2)
+    assert manifest.rows.dropped == {"duplicate": 1, "malformed": 1, "prompt_too_long": 1, "unknown_role": 1}
+    rejects = list(read_jsonl(rejects_path(out)))
+    assert [row["index"] for row in rejects] == [1, 3, 4, 5]
+    assert rejects[1]["detail"] == "'narrator'"
+    assert "narrator" in rejects[1]["row"]
+
+
+def test_native_rows_keep_their_answers_and_end_with_one(tmp_path: Path) -> None:
+    rows = [chat("a", "b", "c"), chat("a", "b", "other", "d"), chat("no answer")]
+    out = tmp_path / "s0000.jsonl.zst"
+    ingest(recipe(source(tmp_path, rows), kind="native"), "mine", out)
+    kept = list(read_jsonl(out))
+    assert [len(row["messages"]) for row in kept] == [2, 4]
+    assert verified_manifest(out, stage="ingest").rows.dropped == {"no_assistant_turn": 1}
+
+
+def test_tool_declarations_are_kept_or_dropped(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
+    asked = [{"role": "user", "content": "b"}, call, {"role": "tool", "content": "1"}, {"role": "user", "content": "c"}]
+    path = source(tmp_path, [{"prompt": "a", "tools": [{"name": "f"}]}, {"messages": asked}])
+    out = tmp_path / "s0000.jsonl.zst"
+    ingest(recipe(path), "mine", out)
+    assert [row.get("tools") for row in read_jsonl(out)] == [[{"name": "f"}], None]
+    ingest(recipe(path, tools="drop"), "mine", out)
+    assert ["tools" in row for row in read_jsonl(out)] == [False]
+    assert verified_manifest(out, stage="ingest").rows.dropped == {"tool_turns": 1}
+
+
+def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
+    path, out = source(tmp_path, [{"prompt": f"question {i}"} for i in range(20)]), tmp_path / "s0000.jsonl.zst"
+    ingest(recipe(path), "mine", out)
+    first = out.read_bytes(), manifest_path(out).read_bytes()
+    ingest(recipe(path), "mine", out)
+    assert (out.read_bytes(), manifest_path(out).read_bytes()) == first
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(["", "a", "b", "c", "d", "e", "f", "g"]), min_size=1, max_size=30), st.integers(1, 4))
+def test_the_shards_accounts_add_up_to_the_source(texts: list[str], size: int) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = source(Path(folder), [{"prompt": text} for text in texts])
+        unique = len({text for text in texts if text})
+        kept, read = [], 0
+        for shard in range(-(-unique // size)):
+            out = Path(folder) / f"s{shard:04d}.jsonl.zst"
+            ingest(recipe(path, shard, prompts_per_shard=size), "mine", out)
+            rows = list(read_jsonl(out))
+            manifest = verified_manifest(out, stage="ingest")
+            assert len(rows) == manifest.rows.kept <= size
+            kept += rows
+            read += manifest.rows.read
+        assert [row["index"] for row in kept] == sorted({texts.index(text) for text in texts if text})
+        # What stands behind the last full shard is nobody's; a last shard that is not full ends with the source.
+        assert read == len(texts) if unique % size else read <= len(texts)
+
+
+def test_a_dataset_that_yields_nothing_is_named(tmp_path: Path) -> None:
+    path, out = source(tmp_path, [{"prompt": " "}, {"x": 1}]), tmp_path / "s0000.jsonl.zst"
+    with pytest.raises(EyrieError, match=r"dataset mine: yields no prompt .*empty_content 1") as caught:
+        ingest(recipe(path), "mine", out)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(EyrieError, match=r"dataset mine: yields no prompt"):
+        ingest(recipe(path, shard=2), "mine", out)
+    assert not out.exists()
+    assert not manifest_path(out).exists()
+    assert not rejects_path(out).exists()
+
+
+def test_a_shard_behind_the_end_of_the_source_says_what_to_lower(tmp_path: Path) -> None:
+    path = source(tmp_path, [{"prompt": "a"}, {"prompt": "b"}])
+    with pytest.raises(EyrieError, match=r"s0001 would be empty, the source holds 2 usable prompts.*token_budget"):
+        ingest(recipe(path, shard=1, prompts_per_shard=2), "mine", tmp_path / "s0001.jsonl.zst")
+
+
+def test_a_broken_line_names_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "source.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b\n')
+    with pytest.raises(EyrieError, match=r"dataset mine: .*source\.jsonl:2: broken"):
+        ingest(recipe(path), "mine", tmp_path / "s0000.jsonl.zst")
+    with pytest.raises(EyrieError, match=r"no such file"):
+        ingest(recipe(tmp_path / "absent.jsonl"), "mine", tmp_path / "s0000.jsonl.zst")
+
+
+def test_suite_prompts_come_without_tools(tmp_path: Path) -> None:
+    pytest.importorskip("zstandard")
+    prompts = suite_prompts("human-eval", {})
+    assert len(prompts) == 164
+    assert all(p.tools is None and p.messages[-1].role == "user" for p in prompts)

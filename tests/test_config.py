@@ -1,0 +1,161 @@
+"""The one list of options: what it accepts, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eyrie.config import Config, Dataset, deep_merge, load_config, parse_config
+from eyrie.config_reference import is_machine, markdown_reference, options, schema_text
+from eyrie.errors import EyrieError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def minimal() -> dict[str, Any]:
+    return {
+        "run": "r",
+        "target": {"model": "m"},
+        "datasets": {"code": {"adapter": "jsonl", "token_budget": 1000, "tokens_per_shard": 400}},
+    }
+
+
+def refusal(**changes: Any) -> str:
+    with pytest.raises(EyrieError) as caught:
+        parse_config(deep_merge(minimal(), changes))
+    message = str(caught.value)
+    assert "\n" not in message, "one line"
+    return message
+
+
+def test_the_least_config_is_enough() -> None:
+    config = parse_config(minimal())
+    assert config.tokenize.max_length == 2048
+    assert list(config.drafters) == ["eagle3"]
+    assert list(config.bench.suites) == ["held-out"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokenise": {}}, "tokenise: no such option; did you mean 'tokenize'?"),
+        ({"target": {"modle": "x"}}, "target.modle: no such option; did you mean 'model'?"),
+        (
+            {"datasets": {"code": {"token_budgte": 5}}},
+            "datasets.code.token_budgte: no such option; did you mean 'token_budget'?",
+        ),
+        (
+            {"drafters": {"big": {"learning_rat": 1}}},
+            "drafters.big.learning_rat: no such option; did you mean 'learning_rate'?",
+        ),
+        (
+            {"bench": {"suites": {"s": {"draft_token": 3}}}},
+            "bench.suites.s.draft_token: no such option; did you mean 'draft_tokens'?",
+        ),
+        ({"target": {"xyzzy": 1}}, "target.xyzzy: no such option; known keys here: dtype, gguf, model"),
+    ],
+)
+def test_a_typo_names_the_path_and_the_nearest_key(changes: dict[str, Any], message: str) -> None:
+    assert message in refusal(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"datasets": {"code": {"token_budget": 0}}}, "datasets.code.token_budget: input should be greater than or"),
+        ({"merge": {"test_fraction": 1.5}}, "merge.test_fraction: input should be less than or equal to 1, got 1.5"),
+        ({"sampling": {"temperature": -1}}, "sampling.temperature: input should be greater than or equal to 0"),
+        ({"hidden": {"storage_dtype": "fp4"}}, "hidden.storage_dtype: input should be 'bfloat16' or 'float32'"),
+        ({"hidden": {"layers": [2, 15]}}, "hidden.layers"),
+        ({"engine": {"batch_size": "many"}}, "engine.batch_size: input should be a valid integer"),
+    ],
+)
+def test_ranges_and_types(changes: dict[str, Any], message: str) -> None:
+    assert message in refusal(**changes)
+
+
+def test_what_is_required_is_named() -> None:
+    raw = minimal()
+    del raw["target"]["model"]
+    with pytest.raises(EyrieError, match=r"target\.model: is required; add it to the config"):
+        parse_config(raw)
+
+
+def test_no_dataset_at_all() -> None:
+    raw = minimal()
+    raw["datasets"] = {}
+    with pytest.raises(EyrieError, match="datasets: name at least one"):
+        parse_config(raw)
+
+
+def test_a_name_that_is_no_file_name() -> None:
+    assert "'Code/1' is no name" in refusal(datasets={"Code/1": minimal()["datasets"]["code"]})
+
+
+def test_fractions_that_leave_nothing_to_train_on() -> None:
+    message = refusal(merge={"test_fraction": 0.6, "validation_fraction": 0.5})
+    assert "merge: validation_fraction + test_fraction must stay under 1" in message
+
+
+def test_answers_longer_than_rows_are_caught_before_any_is_paid_for() -> None:
+    message = refusal(sampling={"max_tokens": 512}, tokenize={"max_length": 256})
+    assert "datasets.code.sampling.max_tokens (512) leaves no room for a prompt" in message
+
+
+def test_a_dataset_inherits_the_sampling_of_the_run_and_overrides_single_values() -> None:
+    raw = deep_merge(minimal(), {"sampling": {"temperature": 0.5, "max_tokens": 99}})
+    raw["datasets"]["code"]["sampling"] = {"max_tokens": 50}
+    sampling = parse_config(raw).datasets["code"].sampling
+    assert (sampling.temperature, sampling.max_tokens) == (0.5, 50)
+
+
+def test_later_files_win_key_by_key_and_null_removes(tmp_path: Path) -> None:
+    base, over = tmp_path / "base.yaml", tmp_path / "over.yaml"
+    base.write_text(json.dumps(minimal()))
+    over.write_text("datasets:\n  code:\n    token_budget: 7\n  more: {adapter: jsonl, token_budget: 3}\n")
+    config = load_config(base, over, {"datasets": {"more": None}})
+    assert config.datasets["code"].token_budget == 7
+    assert config.datasets["code"].tokens_per_shard == 400
+    assert list(config.datasets) == ["code"]
+
+
+@pytest.mark.parametrize("text", ["[1, 2", "- a\n- b\n"])
+def test_a_file_that_is_no_config(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(EyrieError, match=r"broken\.yaml: ") as caught:
+        load_config(path)
+    assert "\n" not in str(caught.value)
+
+
+@given(budget=st.integers(1, 10_000), shard=st.integers(1, 3_000), raised=st.integers(0, 5_000))
+def test_shards_hold_the_budget_and_a_raise_moves_no_full_shard(budget: int, shard: int, raised: int) -> None:
+    before = Dataset(adapter="a", token_budget=budget, tokens_per_shard=shard)
+    after = Dataset(adapter="a", token_budget=budget + raised, tokens_per_shard=shard)
+    held = [before.shard_budget(name) for name in before.shards]
+    assert sum(held) == budget
+    assert all(0 < tokens <= shard for tokens in held)
+    assert after.shards[: len(before.shards)] == before.shards
+    for name, tokens in list(zip(before.shards, held, strict=True))[:-1]:
+        assert after.shard_budget(name) == tokens == shard
+
+
+def test_the_schema_and_the_reference_are_those_of_the_model() -> None:
+    mend = "run `python scripts/write_schema.py`"
+    assert (ROOT / "config" / "schema.json").read_text() == schema_text(), mend
+    assert (ROOT / "docs" / "config.md").read_text() == markdown_reference(), mend
+
+
+def test_every_option_is_described_and_machine_options_are_marked() -> None:
+    for path, field in options(Config):
+        assert field.description, path
+    marked = {path for path, field in options(Config) if is_machine(field)}
+    assert {"engine.batch_size", "engine.device", "hidden.batch_tokens"} <= marked
+    for path in marked:
+        row = next(line for line in markdown_reference().splitlines() if f"`{path}`" in line)
+        assert "*(machine)*" in row

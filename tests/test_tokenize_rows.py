@@ -1,0 +1,188 @@
+"""Token rows: what a label is, what is dropped and why, budgets, bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyrie.errors import EyrieError
+from eyrie.formats.jsonl import write_jsonl
+from eyrie.formats.manifest import RowCounts, manifest_path, read_manifest
+from eyrie.formats.publish import publish
+from eyrie.formats.tokens import read_tokens
+from eyrie.render import Renderer
+from eyrie.targets import identify, read_card
+from eyrie.tokenize_rows import tokenize
+
+END = 2
+
+
+@pytest.fixture(scope="module")
+def card(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "target.json"
+    identify({"target": {}}, str(tiny_target), out)
+    return out
+
+
+def response(
+    number: int, output: list[int], finish: str = "stop", prompt: tuple[int, ...] = (1, 70, 71)
+) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"question number {number} of this test"}]
+    return {
+        "id": f"{number:016x}",
+        "index": number,
+        "messages": messages,
+        "prompt_ids": list(prompt),
+        "output_ids": output,
+        "text": "",
+        "finish_reason": finish,
+        "temperature": 0.0,
+        "seed": 0,
+    }
+
+
+def responses(path: Path, rows: list[dict[str, Any]], card: Path, **identity: str) -> Path:
+    with publish(path, stage="generate", recipe={}, identity={**read_card(card).identity(), **identity}) as draft:
+        write_jsonl(draft.path, rows)
+        draft.rows = RowCounts(read=len(rows), kept=len(rows))
+    return path
+
+
+def prompts(path: Path, conversations: list[list[str]]) -> Path:
+    roles = ("user", "assistant")
+    rows = [
+        {
+            "id": f"{number:016x}",
+            "index": number,
+            "messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)],
+        }
+        for number, texts in enumerate(conversations)
+    ]
+    with publish(path, stage="ingest", recipe={}) as draft:
+        write_jsonl(draft.path, rows)
+        draft.rows = RowCounts(read=len(rows), kept=len(rows))
+    return path
+
+
+def run(
+    source: Path, card: Path, model: Path, out: Path, kind: str = "answered", budget: int = 0, **options: Any
+) -> Path:
+    recipe = {"kind": kind, "tokenize": options, **({"token_budget": budget} if kind == "native" else {})}
+    tokenize(recipe, source=source, name="mine", target=card, model=str(model), out=out)
+    return out
+
+
+def test_answers_keep_their_ids_and_every_output_is_a_label(card: Path, tiny_target: Path, tmp_path: Path) -> None:
+    source = responses(tmp_path / "s0000.jsonl.zst", [response(0, [80, 81, END]), response(1, [82, END])], card)
+    out = run(source, card, tiny_target, tmp_path / "s0000.parquet")
+    rows = read_tokens(out).to_dicts()
+    assert rows[0]["input_ids"] == [1, 70, 71, 80, 81, END]
+    assert rows[0]["spans"] == [{"start": 3, "end": 6}]
+    assert rows[0]["row_id"] == f"{0:016x}:1"
+    assert rows[0]["turn"] == 1
+    assert rows[0]["prompt_text"] == "question number 0 of this test"
+    assert [row["completion_tokens"] for row in rows] == [3, 2]
+    manifest = read_manifest(out)
+    assert manifest.tokens == {"total": 11, "completion": 5, "prompt": 6}
+    assert manifest.inputs == {"mine/s0000.jsonl.zst": read_manifest(source).sha256}
+    assert manifest.identity == read_card(card).identity()
+
+
+def test_dropped_rows_are_counted_by_reason(card: Path, tiny_target: Path, tmp_path: Path) -> None:
+    rows = [
+        response(0, [80, END]),
+        response(1, [80] * 9, "length"),
+        response(2, [80] * 30 + [END]),
+        response(3, []),
+    ]
+    source = responses(tmp_path / "s0000.jsonl.zst", rows, card)
+    out = run(source, card, tiny_target, tmp_path / "s0000.parquet", max_length=20)
+    assert read_manifest(out).rows == RowCounts(
+        read=4, kept=1, dropped={"no_supervised_tokens": 1, "too_long": 1, "truncated": 1}
+    )
+    run(source, card, tiny_target, out, max_length=20, truncated="keep")
+    assert read_manifest(out).rows.kept == 2
+    assert read_manifest(out).facts["truncated_kept"] == 1
+    assert read_tokens(out)["finish_reason"].to_list() == ["stop", "length"]
+
+
+def test_native_rows_are_one_per_turn_as_served(card: Path, tiny_target: Path, tmp_path: Path) -> None:
+    source = prompts(tmp_path / "s0000.jsonl.zst", [["hello", "Paris.", "the fox", "jumps <|im_end|> high"]])
+    out = run(source, card, tiny_target, tmp_path / "s0000.parquet", kind="native", budget=10_000)
+    rows = read_tokens(out).to_dicts()
+    renderer = Renderer(tiny_target)
+    assert [row["turn"] for row in rows] == [1, 3]
+    assert len({row["prompt_key"] for row in rows}) == 1
+    assert [row["prompt_text"] for row in rows] == ["hello", "the fox"]
+    for row, text in zip(rows, ["Paris.", "jumps <|im_end|> high"], strict=True):
+        (span,) = row["spans"]
+        answer = row["input_ids"][span["start"] : span["end"]]
+        assert answer[-1] == END
+        assert answer.count(END) == 1
+        assert span["end"] == row["length"]
+        assert renderer.tokenizer.decode(answer[:-1]) == text
+        assert row["completion_tokens"] == len(answer)
+
+
+def test_a_native_shard_is_the_shortest_prefix_that_fills_its_budget(
+    card: Path, tiny_target: Path, tmp_path: Path
+) -> None:
+    source = prompts(tmp_path / "s0000.jsonl.zst", [["a", "Paris.", "b", "fox"], ["c", "dog", "d", "book"]] * 2)
+    whole = read_tokens(run(source, card, tiny_target, tmp_path / "all.parquet", kind="native", budget=10_000))
+    assert len(whole) == 8
+    sizes = whole["completion_tokens"].to_list()
+    for budget in range(1, sum(sizes) + 1):
+        out = run(source, card, tiny_target, tmp_path / "s0000.parquet", kind="native", budget=budget)
+        kept = read_tokens(out)
+        assert kept.equals(whole.head(len(kept)))
+        total = int(kept["completion_tokens"].sum())
+        assert total >= budget > total - sizes[len(kept) - 1]
+        dropped = read_manifest(out).rows.dropped.get("over_budget", 0)
+        assert dropped == 8 - len(kept)
+
+
+def test_the_same_input_gives_the_same_bytes(card: Path, tiny_target: Path, tmp_path: Path) -> None:
+    source = responses(tmp_path / "s0000.jsonl.zst", [response(i, [80 + i, END]) for i in range(20)], card)
+    out = run(source, card, tiny_target, tmp_path / "s0000.parquet")
+    first = out.read_bytes(), manifest_path(out).read_bytes()
+    run(source, card, tiny_target, out)
+    assert (out.read_bytes(), manifest_path(out).read_bytes()) == first
+
+
+def test_a_shard_without_a_row_says_why_and_what_to_raise(card: Path, tiny_target: Path, tmp_path: Path) -> None:
+    source = responses(tmp_path / "s0000.jsonl.zst", [response(0, [80] * 40)], card)
+    out = tmp_path / "s0000.parquet"
+    with pytest.raises(EyrieError, match=r"dataset mine gives no token row \(too_long 1\); raise tokenize.max_length"):
+        run(source, card, tiny_target, out, max_length=16)
+    source = responses(tmp_path / "s0000.jsonl.zst", [response(0, [80], "length")], card)
+    with pytest.raises(EyrieError, match=r"\(truncated 1\); raise sampling.max_tokens"):
+        run(source, card, tiny_target, out)
+    assert not out.exists()
+    assert not manifest_path(out).exists()
+
+
+def test_a_source_of_another_target_stage_or_size_is_refused(card: Path, tiny_target: Path, tmp_path: Path) -> None:
+    out = tmp_path / "s0000.parquet"
+    other = responses(tmp_path / "s0000.jsonl.zst", [response(0, [80, END])], card, template="0" * 64)
+    with pytest.raises(EyrieError, match=r"made for another template.*rebuild it with"):
+        run(other, card, tiny_target, out)
+    with pytest.raises(EyrieError, match="was made by stage 'generate', expected 'ingest'"):
+        run(other, card, tiny_target, out, kind="native", budget=5)
+    truncated = responses(tmp_path / "s0001.jsonl.zst", [response(0, [80, END])], card)
+    truncated.write_bytes(truncated.read_bytes()[:-5])
+    with pytest.raises(EyrieError, match=r"s0001.jsonl.zst: holds .* bytes, its manifest says"):
+        run(truncated, card, tiny_target, out)
+
+
+def test_broken_response_rows_are_named(card: Path, tiny_target: Path, tmp_path: Path) -> None:
+    out = tmp_path / "s0000.parquet"
+    lacking = response(1, [END])
+    del lacking["output_ids"]
+    source = responses(tmp_path / "s0000.jsonl.zst", [response(0, [END]), lacking], card)
+    with pytest.raises(EyrieError, match=r"s0000.jsonl.zst:2: is no response row \(KeyError: 'output_ids'\)"):
+        run(source, card, tiny_target, out)
+    source = responses(tmp_path / "s0000.jsonl.zst", [response(0, [600])], card)
+    with pytest.raises(EyrieError, match=r"s0000.jsonl.zst:1: holds token ids above the target's vocabulary of 600"):
+        run(source, card, tiny_target, out)
