@@ -72,6 +72,8 @@ def tokenize(recipe: dict[str, Any], *, source: Path, name: str, target: Path, m
         draft.tokens = {"total": total, "completion": completion, "prompt": total - completion}
         draft.facts = {
             "kind": recipe["kind"],
+            # a greedy answer can be checked: the target, run over it again, must choose the same tokens
+            "greedy": not native and not manifest.recipe.get("sampling", {}).get("temperature", 0.0),
             "conversations": len({row["conversation"] for row in kept}),
             "truncated_kept": sum(row["finish_reason"] == "length" for row in kept),
             "longest": max(row["length"] for row in kept),

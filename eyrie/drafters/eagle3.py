@@ -115,14 +115,13 @@ def start_from_target(drafter: Eagle3, weights: LlamaWeights, generator: torch.G
     """Initialise from the target's last layer and head rows.
 
     The draft layer then begins as the target's own last step: ``fc`` passes the highest auxiliary state through, the
-    feature half of the attention input sees the last layer's projections, the embedding half starts small and random
-    (it has no counterpart in the target), key-value heads are repeated where the drafter has more of them.
+    feature half of the attention input sees the last layer's projections, and the embedding half, which has no
+    counterpart in the target, starts small and random.
     """
     c, t = drafter.config, weights.config
     H, D = c.hidden_size, c.head_dim
     layer = drafter.midlayer
     query, key, value = weights.qkv_LNH[-1].float().split([t.num_heads * D, t.num_kv_heads * D, t.num_kv_heads * D])
-    repeat = c.num_key_value_heads // t.num_kv_heads
     gate, up = weights.gate_up_LNH[-1].float().chunk(2)
     with torch.no_grad():
         drafter.fc.weight.zero_()
@@ -132,8 +131,6 @@ def start_from_target(drafter: Eagle3, weights: LlamaWeights, generator: torch.G
             (layer.self_attn.k_proj, key),
             (layer.self_attn.v_proj, value),
         ):
-            if half.shape[0] != linear.weight.shape[0]:
-                half = half.view(t.num_kv_heads, D, H).repeat_interleave(repeat, 0).reshape(-1, H)
             linear.weight[:, :H].normal_(0.0, 0.02, generator=generator)
             linear.weight[:, H:] = half
         layer.self_attn.o_proj.weight.copy_(weights.o_LHN[-1])

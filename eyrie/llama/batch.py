@@ -130,15 +130,16 @@ def row_quantum(weights: list[Tensor], rows: int) -> int:
     A matrix library picks its kernel by shape, and kernels differ in the order of their sums. Batches are padded to a
     multiple of q, so that a row's bits depend on the row alone. ``rows`` itself when nothing smaller will do.
     """
-    generator = torch.Generator().manual_seed(0)
-    probes = []
-    for weight in weights:
-        x = torch.randn(rows, weight.shape[1], generator=generator).to(weight.dtype)
-        probes.append((weight, x, F.linear(x, weight)))
     for quantum in (4, 8, 16, 32):
         if quantum >= rows:
             break
-        sizes = sorted({quantum, 2 * quantum, 3 * quantum, rows - quantum - rows % quantum, rows - rows % quantum})
-        if all(torch.equal(F.linear(x[-n:], w), y[-n:]) for w, x, y in probes for n in sizes if 0 < n <= rows):
+        full = -(-rows // quantum) * quantum  # what a full batch is padded to
+        sizes = sorted({n for n in (quantum, 2 * quantum, 3 * quantum, full - quantum) if 0 < n < full})
+        generator = torch.Generator().manual_seed(0)
+        probes = []
+        for weight in weights:
+            x = torch.randn(full, weight.shape[1], generator=generator).to(weight.dtype)
+            probes.append((weight, x, F.linear(x, weight)))
+        if all(torch.equal(F.linear(x[-n:], w), y[-n:]) for w, x, y in probes for n in sizes):
             return quantum
     return rows

@@ -51,8 +51,13 @@ class SequenceDecoder:
         Returns:
             logits ``[M - logits_from, V]`` of the tokens from ``logits_from`` on, and the auxiliary hidden states
             ``[M, A, H]`` of all; both float32.
+
+        Raises:
+            ValueError: the cache has no room for them (the kernels check no bounds).
         """
         c = self.config
+        if self.length + len(ids) > self.capacity:
+            raise ValueError(f"{self.length} + {len(ids)} tokens do not fit a cache of {self.capacity} positions")
         x_MH = self.embed(ids)
         aux_MAH = np.empty((len(ids), len(self.taps_A), c.hidden_size), np.float32)
         kernels.decoder(

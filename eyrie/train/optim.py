@@ -7,18 +7,22 @@ from torch import Tensor, nn
 
 from eyrie.config import Drafter
 
-# Newton-Schulz coefficients of Muon (Jordan et al., 2024): steep at zero, so that five iterations suffice
-QUINTIC = (3.4445, -4.7750, 2.0315)
+# Newton-Schulz polynomials of Polar Express (Amsel et al., 2025, arXiv 2505.16932): each iteration has the coefficients
+# that are best for what the ones before it left, so three do what five of Muon's fixed quintic do
+QUINTICS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+)
 
 
-def orthogonalised(update: Tensor, iterations: int = 5) -> Tensor:
+def orthogonalised(update: Tensor) -> Tensor:
     """Nearly the closest semi-orthogonal matrix to ``update`` ``[m, n]`` (singular values within 0.7 to 1.2)."""
-    a, b, c = QUINTIC
-    x = update / (update.norm() + 1e-7)
+    x = update / (update.norm() * 1.02 + 1e-7)  # the polynomials must not see a singular value above 1
     tall = x.shape[0] > x.shape[1]
     if tall:
         x = x.t()
-    for _ in range(iterations):
+    for a, b, c in QUINTICS:
         gram = x @ x.t()
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.t() if tall else x

@@ -128,17 +128,13 @@ def read_rows(
 def new_drafter(
     card: TargetCard, weights: LlamaWeights, vocabulary: Path, layers: tuple[int, int, int], options: Drafter
 ) -> Eagle3:
-    """A drafter shaped after the target, with as many key-value heads as query heads.
-
-    The embedding of the next token enters the draft layer through its values alone (the residual is the feature), so a
-    target with few key-value heads would squeeze the token's identity through a narrow gate.
-    """
+    """A drafter shaped after one layer of the target, over the draft vocabulary that the merge chose."""
     vocab: dict[str, Tensor] = load_file(vocabulary)
     config = Eagle3Config(
         hidden_size=card.hidden_size,
         intermediate_size=card.intermediate_size,
         num_attention_heads=card.num_attention_heads,
-        num_key_value_heads=card.num_attention_heads,
+        num_key_value_heads=card.num_key_value_heads,
         head_dim=card.head_dim,
         rms_norm_eps=card.rms_norm_eps,
         rope_theta=card.rope_theta,

@@ -1,0 +1,106 @@
+"""Rows to batches, and the order of visits."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eyrie.train.data import Row, collate, plan_epoch
+
+H = 4
+
+LENGTHS = st.lists(st.integers(2, 300), max_size=120)
+
+
+@given(LENGTHS, st.integers(16, 700), st.integers(0, 9), st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_an_epoch_visits_every_row_once_in_bounded_batches(
+    lengths: list[int], batch_tokens: int, seed: int, epoch: int
+) -> None:
+    batches = plan_epoch(lengths, batch_tokens, seed, epoch)
+    assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
+    for batch in batches:
+        padded = max(lengths[row] for row in batch) * len(batch)
+        assert padded <= batch_tokens or len(batch) == 1
+    assert batches == plan_epoch(lengths, batch_tokens, seed, epoch)
+
+
+def test_seed_and_epoch_change_the_order() -> None:
+    lengths = [10 + i % 7 for i in range(200)]
+    plans = [plan_epoch(lengths, 100, seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+    assert all(a != b for i, a in enumerate(plans) for b in plans[:i])
+
+
+def test_padding_is_small() -> None:
+    g = torch.Generator().manual_seed(0)
+    lengths = torch.randint(10, 200, (2000,), generator=g).tolist()
+    batches = plan_epoch(lengths, 2000, 0, 0)
+    padded = sum(max(lengths[row] for row in batch) * len(batch) for batch in batches)
+    assert sum(lengths) / padded > 0.85
+    # and yet no batch is long only because its place in the epoch is: the order of batches is shuffled
+    longest = [max(lengths[row] for row in batch) for batch in batches]
+    assert longest != sorted(longest)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Row:
+    """A row with up to three spans that do not touch the first token; spans of one label too."""
+    spans, position = [], 0
+    for _ in range(draw(st.integers(1, 3))):
+        start = position + draw(st.integers(1, 4))
+        position = start + draw(st.integers(1, 6))
+        spans.append((start, position))
+    length = position + draw(st.integers(0, 3))
+    g = torch.Generator().manual_seed(draw(st.integers(0, 999)))
+    finals = sum(end - start for start, end in spans)
+    return Row(
+        ids_T=torch.randint(1000, (length,), generator=g),
+        spans=tuple(spans),
+        aux_TA=torch.randn(length, 3 * H, generator=g).bfloat16(),
+        final_FH=torch.randn(finals, H, generator=g).bfloat16(),
+        weight=draw(st.sampled_from([0.5, 1.0, 2.0])),
+        answered=draw(st.booleans()),
+    )
+
+
+@given(st.lists(rows(), min_size=1, max_size=5))
+@settings(max_examples=80, deadline=None)
+def test_collate_against_a_slow_oracle(given_rows: list[Row]) -> None:
+    """Column by column: which token a column's first draft is held against, and how many labels follow it."""
+    chosen = [row for row in given_rows if row.labels]
+    if not chosen:
+        return
+    batch = collate(chosen)
+    T = max(len(row.ids_T) for row in chosen)
+    assert batch.ids_BT.shape == (len(chosen), T)
+    assert batch.aux_BTA.dtype == batch.final_LH.dtype == torch.float32
+    q = 0
+    for b, row in enumerate(chosen):
+        padding = T - len(row.ids_T)
+        assert torch.equal(batch.ids_BT[b, : len(row.ids_T)], row.ids_T)
+        assert torch.equal(batch.aux_BTA[b, : len(row.ids_T)], row.aux_TA.float())
+        assert not padding or not batch.aux_BTA[b, -padding:].any()
+        state_of_label, count = {}, 0
+        for start, end in row.spans:
+            for label in range(start, end):
+                state_of_label[label] = row.final_FH[count].float()
+                count += 1
+        for start, end in row.spans:
+            for column in range(start - 1, end - 2):  # serving has emitted token column + 1 and asks for column + 2
+                assert (int(batch.row_Q[q]), int(batch.column_Q[q])) == (b, column)
+                assert int(batch.left_Q[q]) == end - (column + 2)
+                assert float(batch.weight_Q[q]) == row.weight
+                assert bool(batch.answered_Q[q]) == row.answered
+                for k in range(int(batch.left_Q[q])):
+                    place = int(batch.first_Q[q]) + k
+                    assert int(batch.label_L[place]) == int(row.ids_T[column + 2 + k])
+                    assert torch.equal(batch.final_LH[place], state_of_label[column + 2 + k])
+                q += 1
+    assert q == len(batch.row_Q) == sum(row.labels for row in chosen)
+
+
+@given(rows())
+@settings(max_examples=40, deadline=None)
+def test_labels_are_all_but_the_first_of_each_span(row: Row) -> None:
+    assert row.labels == sum(end - start - 1 for start, end in row.spans)
