@@ -125,6 +125,34 @@ class Trace:
         return sum(self.emitted) / self.verifies if self.emitted else 1.0
 
 
+def replay(
+    prompt_ids: Sequence[int], output_ids: Sequence[int], proposer: Proposer, max_tokens: int, count: int
+) -> Trace:
+    """The trace that ``proposer`` would leave, from the known greedy output, without running the target.
+
+    Exact for proposers that read tokens alone (prompt lookup): greedy verification accepts a draft when it is the
+    target's next token, and that is known.
+    """
+    trace = Trace(list(output_ids[:1]))
+    none = np.empty((0, 0, 0), np.float32)
+    proposer.start(prompt_ids, none)
+    while len(trace.output_ids) < len(output_ids):
+        done = len(trace.output_ids)
+        room = max_tokens - done
+        drafts = proposer.propose(trace.output_ids, none, min(count, room - 1)) if room > 1 else []
+        agreed = 0
+        while (
+            agreed < len(drafts) and list(output_ids[done + agreed : done + agreed + 1]) == drafts[agreed : agreed + 1]
+        ):
+            agreed += 1
+        kept = list(output_ids[done : done + agreed + 1])
+        trace.output_ids += kept
+        trace.drafted.append(len(drafts))
+        trace.accepted.append(agreed)
+        trace.emitted.append(len(kept))
+    return trace
+
+
 @dataclass
 class Prefilled:
     """A prompt in the target's cache: what every proposer starts from."""

@@ -1,7 +1,7 @@
 """The drafter in the layout that SGLang loads.
 
 INPUTS
-    results/<run>/drafters/<dr>/*, results/<run>/target.json, the model
+    results/<run>/drafters/<dr>/*, results/<run>/target.json
 OUTPUTS
     results/<run>/export/<dr>/sglang/{model.safetensors,config.json}   and the manifest of the weights
 """
@@ -12,7 +12,6 @@ rule export:
         manifest=man(f"{DRAFTER}/model.safetensors"),
         data=ancient([f"{DRAFTER}/model.safetensors", f"{DRAFTER}/config.json"]),
         target=CARD,
-        model=ancient(CONVERTED),
     output:
         weights=f"{EXPORT}/model.safetensors",
         manifest=man(f"{EXPORT}/model.safetensors"),
@@ -29,7 +28,6 @@ rule export:
         runtime=60,
         scripts=SCRIPTS,
         run_dir=RUN,
-        model=MODEL,
     params:
         recipe=recipe_for("export"),
     message:
@@ -37,4 +35,4 @@ rule export:
     shell:
         "python {resources.scripts}/export_drafter.py --recipe {params.recipe:q}"
         " --drafter {resources.run_dir}/drafters/{wildcards.drafter} --target {input.target}"
-        " --model {resources.model:q} --out {resources.run_dir}/export/{wildcards.drafter}/sglang > {log} 2>&1"
+        " --out {resources.run_dir}/export/{wildcards.drafter}/sglang > {log} 2>&1"

@@ -14,13 +14,12 @@ def main() -> None:
     parser.add_argument("--recipe", type=json.loads, required=True, help="canonical JSON: revision of the stage")
     parser.add_argument("--drafter", type=Path, required=True, help="trained drafter folder")
     parser.add_argument("--target", type=Path, required=True, help="target.json of the run")
-    parser.add_argument("--model", required=True, help="local Hugging Face folder or hub id")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     args = parser.parse_args()
 
     from eyrie.export import export
 
-    export(args.recipe, drafter=args.drafter, target=args.target, model=args.model, out=args.out)
+    export(args.recipe, drafter=args.drafter, target=args.target, out=args.out)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from eyrie.formats.manifest import verified_manifest
 from eyrie.formats.publish import write_json
 from eyrie.targets.card import TargetCard, read_card, resolve
 
-NEAR_TIE_TOKENS = 400
+NEAR_TIE_TOKENS = 200
 
 
 def bench(

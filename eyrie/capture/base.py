@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 States = tuple["Tensor", "Tensor"]
 
+LEAST_FILLED = 0.9
+"""Share of a row's place in a batch that it must fill."""
+
 
 class Capturer(Protocol):
     """Runs the target.
@@ -36,11 +39,17 @@ class Capturer(Protocol):
 def plan_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     """Row numbers by batch: rows of similar length, at most ``batch_tokens`` tokens a batch, padding included.
 
-    A longer row is a batch by itself. The longest rows come first, so that memory peaks at the start.
+    A row longer than that is a batch by itself. Rows much shorter than the longest of a batch wait for the next one:
+    a token of padding costs as much as any other. The longest rows come first, so that memory peaks at the start.
     """
     batches: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= batch_tokens:
+        longest = lengths[batches[-1][0]] if batches else 0
+        if (
+            batches
+            and (len(batches[-1]) + 1) * longest <= batch_tokens
+            and lengths[row] >= LEAST_FILLED * longest
+        ):
             batches[-1].append(row)
         else:
             batches.append([row])

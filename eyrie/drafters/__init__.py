@@ -30,17 +30,23 @@ def load_drafter(folder: Path) -> tuple[Eagle3, Eagle3Config]:
     Raises:
         EyrieError: a file is missing, the config does not parse, or names and shapes do not match it exactly.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     from eyrie.drafters.eagle3 import Eagle3, Eagle3Config
 
+    weights = folder / "model.safetensors"
+    for file in (folder / "config.json", weights):
+        if not file.exists():
+            raise EyrieError(f"{file}: missing; train the drafter again with `snakemake -f {file}`")
     try:
         config = Eagle3Config.model_validate(json.loads((folder / "config.json").read_text()))
-        state = load_file(folder / "model.safetensors")
-    except FileNotFoundError as error:
-        raise EyrieError(f"{error.filename or folder}: missing; train the drafter again with `snakemake -f`") from error
     except ValueError as error:
-        raise EyrieError(f"{folder}/config.json: not a drafter's config ({error})") from error
+        raise EyrieError(f"{folder}/config.json: not a drafter's config ({' '.join(str(error).split())})") from error
+    try:
+        state = load_file(weights)
+    except SafetensorError as error:
+        raise EyrieError(f"{weights}: unreadable ({error}); train the drafter again") from error
     drafter = Eagle3(config)
     try:
         drafter.load_state_dict(state, strict=True)

@@ -129,9 +129,11 @@ class LibraryLoop:
     """Any causal language model, by ``transformers.generate``, one request at a time (so company cannot matter)."""
 
     def __init__(self, model: Path, stop_ids: frozenset[int], dtype: torch.dtype, device: str) -> None:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GenerationConfig
 
         self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device).eval()
+        # the request alone says how to answer: penalties of the model's own file would make greedy something else
+        self.model.generation_config = GenerationConfig()
         self.stop_ids, self.device = stop_ids, device
 
     @torch.inference_mode()

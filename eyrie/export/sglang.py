@@ -171,11 +171,13 @@ def gate(folder: Path) -> None:
     block = config.get("eyrie")
     if not isinstance(block, dict) or block.get("layer_convention") != CONVENTION:
         raise EyrieError(f"{where}: lacks the 'eyrie' block with its layer convention; {AGAIN}")
+    count = block.get("target_num_layers")
+    if not isinstance(count, int):
+        raise EyrieError(f"{where}: 'eyrie.target_num_layers' is {count!r}, expected a number; {AGAIN}")
     c = _drafter_config(config, where)
-    expected = config_table(c, str(block.get("target_model_type")), block["target_num_layers"])
-    check_config(config, expected, where)
-    if c.layers[-1] >= block["target_num_layers"]:
-        raise EyrieError(f"{where}: layer {c.layers[-1]} lies beyond the target's last; {AGAIN}")
+    check_config(config, config_table(c, str(block.get("target_model_type")), count), where)
+    if c.layers[-1] >= count:
+        raise EyrieError(f"{where}: layer {c.layers[-1]} lies beyond the target's last, {count - 1}; {AGAIN}")
     check_tensors(tensors, tensor_specs(c), folder / "model.safetensors")
     check_vocabulary(tensors["d2t"], tensors["t2d"], folder / "model.safetensors")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import zstandard
 
@@ -29,8 +29,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as raw:
             if path.suffix == ".zst":
-                reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-                lines = _lines(reader)
+                lines = _lines(raw)
             else:
                 lines = iter(raw)
             for line in lines:
@@ -47,10 +46,18 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         raise EyrieError(f"{path}:{number}: broken or truncated ({error}); make the file again") from error
 
 
-def _lines(reader: Any) -> Iterator[bytes]:
-    rest = b""
-    while chunk := reader.read(1 << 20):
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from whole
+def _lines(raw: BinaryIO) -> Iterator[bytes]:
+    """Lines of all frames; the library's own reader takes a cut frame for the end, so frames are followed here."""
+    frame, frames, rest = None, 0, b""
+    while chunk := raw.read(1 << 17):
+        while chunk:
+            if frame is None:
+                frame, frames = zstandard.ZstdDecompressor().decompressobj(), frames + 1
+            *whole, rest = (rest + frame.decompress(chunk)).split(b"\n")
+            yield from whole
+            chunk = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+    if frame is not None or not frames:
+        raise EOFError("the last frame has no end")
     if rest:
         raise EOFError("the last line has no end")

@@ -75,7 +75,7 @@ def test_logits_are_bitwise_the_same_in_any_company_and_slot(weights: LlamaWeigh
     decoder = BatchDecoder(weights, slots)
     decoder.reserve(64)
     alone = solo_run(decoder, 0, ids, tail)
-    for company in range(2, slots + 1):
+    for company in sorted({2, 3, 4, slots // 2, slots - 1, slots}):
         mine = (company * 5) % company
         order = torch.randperm(slots, generator=torch.Generator().manual_seed(company))[:company]
         place = company - 1 - mine

@@ -47,7 +47,10 @@ def test_every_tensor_lands_where_it_belongs(tiny_target: Path) -> None:
     assert (c.hidden_size, c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim) == (64, 6, 4, 2, 16)
     assert c.tied
     assert weights.head_VH is weights.embed_VH
-    found: dict[str, Tensor] = {"model.embed_tokens.weight": weights.embed_VH, "model.norm.weight": weights.final_norm_H}
+    found: dict[str, Tensor] = {
+        "model.embed_tokens.weight": weights.embed_VH,
+        "model.norm.weight": weights.final_norm_H,
+    }
     for i in range(c.num_layers):
         query, key, value = weights.qkv_LNH[i].split([64, 32, 32])
         gate, up = weights.gate_up_LNH[i].split(128)
