@@ -15,6 +15,7 @@ from eyrie.config import Config
 
 # Raise a stage's number when its code changes its output. A comment must not cost money, so nothing hashes source.
 REVISIONS = {
+    "convert": 1,
     "target": 1,
     "ingest": 1,
     "generate": 1,
@@ -58,8 +59,12 @@ def recipe(
     return {"revision": REVISIONS[stage], **_CONTENT[stage](config, dataset, shard, drafter, suite)}
 
 
+def _convert(config: Config, *_: str) -> dict[str, Any]:
+    return {"target": {"gguf": config.target.gguf.model_dump() if config.target.gguf else None}}
+
+
 def _target(config: Config, *_: str) -> dict[str, Any]:
-    return {"target": subtree(config.target)}
+    return {"target": subtree(config.target, "gguf", "dtype")}
 
 
 def _ingest(config: Config, dataset: str, shard: str, *_: str) -> dict[str, Any]:
@@ -113,6 +118,7 @@ def _bench(config: Config, _dataset: str, _shard: str, _drafter: str, suite: str
 
 
 _CONTENT = {
+    "convert": _convert,
     "target": _target,
     "ingest": _ingest,
     "generate": _generate,

@@ -26,7 +26,7 @@ if CONFIG.target.gguf:
             scripts=SCRIPTS,
             model=MODEL,
         params:
-            recipe=recipe_for("target"),
+            recipe=recipe_for("convert"),
         message:
             "Converting the target to {resources.model} (log: {log})"
         shell:

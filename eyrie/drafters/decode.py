@@ -83,7 +83,13 @@ class Eagle3Decoder:
         return feature_MH
 
     def forward(self, embedding_MH: np.ndarray, feature_MH: np.ndarray, start: int) -> np.ndarray:
-        """Un-normed outputs ``[M, H]`` of columns ``start, start + 1, ...``; their keys and values are cached."""
+        """Un-normed outputs ``[M, H]`` of columns ``start, start + 1, ...``; their keys and values are cached.
+
+        Raises:
+            ValueError: the cache has no room for them (the kernels check no bounds).
+        """
+        if start + len(feature_MH) > self.k_GDT.shape[2]:
+            raise ValueError(f"column {start + len(feature_MH)} is beyond a cache of {self.k_GDT.shape[2]} columns")
         out_MH = np.empty_like(feature_MH)
         draft_rows(
             embedding_MH, feature_MH, start, *self.layer, self.k_GDT, self.v_GTD, self.cos_TD, self.sin_TD,

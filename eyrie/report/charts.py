@@ -56,8 +56,8 @@ def tokens_against_budget(datasets: Sequence[DatasetRun]) -> go.Figure:
         hovertemplate="%{y}: budget %{x:,} tokens<extra></extra>",
     )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=0.35)
-    figure.update_yaxes(autorange="reversed", showgrid=False, automargin=True)
-    figure.update_xaxes(title="completion tokens", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    figure.update_xaxes(title_text="completion tokens", rangemode="tozero")
     return figure
 
 
@@ -71,10 +71,10 @@ def row_lengths(lengths: Lengths) -> go.Figure:
         marker={"color": BLUE}, customdata=[f"{edge} to {edge + step - 1}" for edge in edges],
         hovertemplate="%{customdata} tokens: %{y:,} rows<extra></extra>",
     )  # fmt: skip
-    figure.update_xaxes(title="tokens per row, prompt included", range=[0, edges[-1] + step if edges else step], dtick=step)
+    figure.update_xaxes(title_text="tokens per row, prompt included", range=[0, edges[-1] + step if edges else step], dtick=step)
     if len(edges) > 12:
         figure.update_xaxes(dtick=None, nticks=8)
-    figure.update_yaxes(title="rows", rangemode="tozero")
+    figure.update_yaxes(title_text="rows", rangemode="tozero")
     return figure
 
 
@@ -91,8 +91,8 @@ def loss_curve(train: Sequence[Point], validation: Sequence[Point]) -> go.Figure
         mode="lines+markers", line={"color": BLUE, "width": 2}, marker={"size": 5},
         hovertemplate="%{x:,} tokens: %{y:.3f}<extra>validation</extra>",
     )  # fmt: skip
-    figure.update_xaxes(title="completion tokens visited", rangemode="tozero")
-    figure.update_yaxes(title="loss")
+    figure.update_xaxes(title_text="completion tokens visited", rangemode="tozero")
+    figure.update_yaxes(title_text="loss")
     return figure
 
 
@@ -106,8 +106,8 @@ def accuracy_by_step(validation: Sequence[Point]) -> go.Figure:
             mode="lines+markers", line={"color": STEPS[k % len(STEPS)], "width": 2}, marker={"size": 5},
             hovertemplate=f"%{{x:,}} tokens: %{{y:.1%}}<extra>step {k + 1}</extra>",
         )  # fmt: skip
-    figure.update_xaxes(title="completion tokens visited", rangemode="tozero")
-    figure.update_yaxes(title="right first guesses", tickformat=".0%", rangemode="tozero")
+    figure.update_xaxes(title_text="completion tokens visited", rangemode="tozero")
+    figure.update_yaxes(title_text="right first guesses", tickformat=".0%", rangemode="tozero")
     return figure
 
 
@@ -126,8 +126,8 @@ def simulated_acceptance(validation: Sequence[Point], best: Point | None) -> go.
             text=[f"{best.acceptance_length:.2f} published"], textposition="bottom left",
             hovertemplate="published: step " + f"{best.step:,}" + "<extra></extra>",
         )  # fmt: skip
-    figure.update_xaxes(title="completion tokens visited", rangemode="tozero")
-    figure.update_yaxes(title="simulated acceptance length")
+    figure.update_xaxes(title_text="completion tokens visited", rangemode="tozero")
+    figure.update_yaxes(title_text="simulated acceptance length")
     return figure
 
 
@@ -136,7 +136,7 @@ def acceptance_by_dataset(bench: Bench) -> go.Figure:
     names = [*(escaped(d.name) for d in bench.datasets), "<b>all</b>"]
     drafter = [*(d.acceptance_length for d in bench.datasets), bench.acceptance_length]
     lookup = [*(d.ngram_acceptance_length for d in bench.datasets), bench.ngram_acceptance_length]
-    figure = _figure(FRAME + 22 + BAR * len(names), legend=True)
+    figure = _figure(FRAME + 30 + BAR * len(names), legend=True)
     for name, low, high in zip(names, lookup, drafter, strict=True):
         figure.add_scatter(
             x=[low, high], y=[name, name], mode="lines", line={"color": PALE, "width": 2}, showlegend=False,
@@ -149,8 +149,8 @@ def acceptance_by_dataset(bench: Bench) -> go.Figure:
             hovertemplate="%{y}: %{x:.2f} tokens per target forward<extra>" + label + "</extra>",
         )  # fmt: skip
     most = max(*drafter, *lookup, bench.break_even)
-    figure.update_xaxes(title="acceptance length, tokens per target forward", range=[0.96, most + 0.12 * (most - 0.9)])
-    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_xaxes(title_text="acceptance length, tokens per target forward", range=[0.96, most + 0.12 * (most - 0.9)])
+    figure.update_yaxes(range=[len(names) + 0.1, -0.5])  # the first on top, and room for a label under the last
     _mark_x(figure, bench.break_even, f"break-even {bench.break_even:.2f}")
     return figure
 
@@ -170,7 +170,7 @@ def survival(bench: Bench) -> go.Figure:
         line={"color": BLUE, "width": 4}, marker={"size": 9}, hovertemplate="%{x}: %{y:.1%}<extra>all</extra>",
     )  # fmt: skip
     figure.update_xaxes(showgrid=False)
-    figure.update_yaxes(title="accepted up to here", tickformat=".0%", rangemode="tozero")
+    figure.update_yaxes(title_text="accepted up to here", tickformat=".0%", rangemode="tozero")
     return figure
 
 
@@ -197,8 +197,8 @@ def speed(bench: Bench) -> go.Figure:
         )  # fmt: skip
     figure.update_layout(bargap=0.4)
     most = max(spread.high for _, _, spread in bars)
-    figure.update_xaxes(title="tokens per second, one request", range=[0, 1.14 * most])
-    figure.update_yaxes(autorange="reversed", showgrid=False, automargin=True)
+    figure.update_xaxes(title_text="tokens per second, one request", range=[0, 1.14 * most])
+    figure.update_yaxes(autorange="reversed", showgrid=False)
     _mark_x(figure, bench.plain_tokens_per_s.median, "")
     return figure
 
@@ -227,8 +227,8 @@ def _figure(height: int, *, legend: bool = False) -> go.Figure:
         hoverlabel={"font": {"size": 12.5}},
     )  # fmt: skip
     axis: dict[str, Any] = {"gridcolor": PALE, "zeroline": False, "automargin": True, "fixedrange": True}
-    figure.update_xaxes(**axis, title_standoff=8)
-    figure.update_yaxes(**axis, title_standoff=8)
+    figure.update_xaxes(**axis, title={"standoff": 8, "font": {"size": 12}})
+    figure.update_yaxes(**axis, title={"standoff": 8, "font": {"size": 12}})
     return figure
 
 

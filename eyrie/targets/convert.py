@@ -39,7 +39,7 @@ def convert_gguf(recipe: dict[str, Any], out: Path) -> None:
         for name in SMALL_FILES:
             (made / name).replace(out / name)
         weights = out / "model.safetensors"
-        with publish(weights, stage="target", recipe=recipe, inputs={gguf.name: sha256_of(gguf)}) as draft:
+        with publish(weights, stage="convert", recipe=recipe, inputs={gguf.name: sha256_of(gguf)}) as draft:
             (made / weights.name).replace(draft.path)
             draft.rows = RowCounts(read=0, kept=0)
     finally:

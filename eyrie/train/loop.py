@@ -105,7 +105,7 @@ class Trainer:
         norm = self.optimizer.step(step)
         if not torch.isfinite(loss) or norm != norm:
             raise EyrieError(
-                f"step {step}: loss {float(loss)}, gradient norm {norm}: training diverged; "
+                f"step {step}: loss {float(loss.detach())}, gradient norm {norm}: training diverged; "
                 "lower the drafter's learning_rate and muon_learning_rate"
             )
         self.state.step = step + 1

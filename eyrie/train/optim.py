@@ -17,7 +17,10 @@ QUINTICS = (
 
 
 def orthogonalised(update: Tensor) -> Tensor:
-    """Nearly the closest semi-orthogonal matrix to ``update`` ``[m, n]`` (singular values within 0.7 to 1.2)."""
+    """About the closest semi-orthogonal matrix to ``update`` ``[m, n]``.
+
+    Singular vectors stay; singular values above a thousandth of the norm come within 0.13 to 1.87.
+    """
     x = update / (update.norm() * 1.02 + 1e-7)  # the polynomials must not see a singular value above 1
     tall = x.shape[0] > x.shape[1]
     if tall:

@@ -116,6 +116,14 @@ def test_a_chain_feeds_the_output_back_and_is_overwritten_by_true_columns() -> N
         np.testing.assert_allclose(after, slow_forward(drafter, embedding, feature)[6:].numpy(), atol=5e-5, rtol=1e-4)
 
 
+def test_more_columns_than_the_cache_holds_are_refused() -> None:
+    embedding, feature = (x.numpy() for x in inputs(5))
+    decoder = Eagle3Decoder(make_drafter(), 8)
+    decoder.forward(embedding, feature, 3)
+    with pytest.raises(ValueError, match="8 columns"):
+        decoder.forward(embedding, feature, 4)
+
+
 def test_best_is_the_target_id_of_the_largest_logit() -> None:
     drafter = make_drafter()
     decoder = Eagle3Decoder(drafter, 8)
@@ -188,7 +196,7 @@ def test_start_from_target_is_the_target_s_last_layer(tiny_target: Path) -> None
     weights = LlamaWeights.load(tiny_target)
     t = weights.config
     config = Eagle3Config(
-        hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=4, head_dim=16,
+        hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
         rms_norm_eps=t.rms_norm_eps, rope_theta=t.rope_theta, max_position_embeddings=1024, vocab_size=600,
         draft_vocab_size=600, layers=(1, 3, 5), ttt_steps=1, target_sha="x",
     )  # fmt: skip

@@ -155,18 +155,18 @@ def test_the_draw_keeps_to_the_nucleus() -> None:
     for top_p, allowed in ((0.45, {0}), (0.6, {0, 1}), (0.9, {0, 1, 2}), (1.0, {0, 1, 2, 3})):
         pick = picker(Sampling(temperature=1.0, top_p=top_p), 0, [1])
         counts = [0] * 4
-        for _ in range(2000):
+        for _ in range(600):
             counts[names[pick(logits)]] += 1
         assert {i for i, n in enumerate(counts) if n} == allowed
         if top_p == 1.0:
-            assert [n / 2000 for n in counts] == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.04)
+            assert [n / 600 for n in counts] == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.06)
 
 
 def test_temperature_sharpens() -> None:
     logits = torch.tensor([1.0, 0.0])
     pick = picker(Sampling(temperature=0.25), 0, [1])
-    share = sum(pick(logits) == 0 for _ in range(2000)) / 2000
-    assert share == pytest.approx(torch.tensor([4.0, 0.0]).softmax(0)[0].item(), abs=0.02)
+    share = sum(pick(logits) == 0 for _ in range(500)) / 500
+    assert share == pytest.approx(torch.tensor([4.0, 0.0]).softmax(0)[0].item(), abs=0.04)
 
 
 def test_answer_seeds_differ_by_seed_and_prompt() -> None:

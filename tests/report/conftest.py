@@ -89,7 +89,7 @@ class FakeRun:
         self.manifest(
             self.root / "data" / "prompts" / name / f"{shard}.jsonl.zst", "ingest", source, 210 * prompts, None
         )
-        completion, answers, cut = budget + 61, budget // 130, budget // 520
+        completion, answers, cut = budget + 61, budget // 150, budget // 900
         if dataset.kind == "answered":
             self.manifest(
                 self.folder / "responses" / name / f"{shard}.jsonl.zst", "generate",

@@ -36,7 +36,7 @@ def test_all_files_are_published_with_a_manifest(package: Path, tiny_target: Pat
     assert {path.name for path in out.iterdir()} == {
         *convert.SMALL_FILES, "model.safetensors", "model.safetensors.manifest.json"
     }  # fmt: skip
-    manifest = verified_manifest(out / "model.safetensors", stage="target")
+    manifest = verified_manifest(out / "model.safetensors", stage="convert")
     assert set(manifest.inputs) == {"model.gguf"}
     assert (out / "model.safetensors").read_bytes() == (tiny_target / "model.safetensors").read_bytes()
 
