@@ -45,11 +45,7 @@ def plan_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     batches: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
         longest = lengths[batches[-1][0]] if batches else 0
-        if (
-            batches
-            and (len(batches[-1]) + 1) * longest <= batch_tokens
-            and lengths[row] >= LEAST_FILLED * longest
-        ):
+        if batches and (len(batches[-1]) + 1) * longest <= batch_tokens and lengths[row] >= LEAST_FILLED * longest:
             batches[-1].append(row)
         else:
             batches.append([row])

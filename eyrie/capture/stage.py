@@ -99,9 +99,7 @@ def capture(
         capturer = open_target(chosen, model, card, layout, compute, device)
         with HiddenWriter(draft.path, layout) as writer:
             pace = run(capturer, rows, writer, batch_tokens, tokens)
-        shard = HiddenShard.open(
-            draft.path, target_sha=card.target, tokens_sha=manifest.sha256, layers=layout.layers
-        )
+        shard = HiddenShard.open(draft.path, target_sha=card.target, tokens_sha=manifest.sha256, layers=layout.layers)
         check_rows(shard, rows, capturer, TOLERANCE[compute], tokens)
         greedy = bool(manifest.facts.get("greedy"))
         draft.facts = {
@@ -169,9 +167,7 @@ def open_target(
     )  # fmt: skip
 
 
-def run(
-    capturer: Capturer, rows: TokenRows, writer: HiddenWriter, batch_tokens: int, tokens: Path
-) -> dict[str, float]:
+def run(capturer: Capturer, rows: TokenRows, writer: HiddenWriter, batch_tokens: int, tokens: Path) -> dict[str, float]:
     """Capture every row into ``writer``; returns times and rate.
 
     Raises:
@@ -246,7 +242,7 @@ def check_answers(shard: HiddenShard, rows: TokenRows, capturer: Capturer, token
     if agreement < LEAST_AGREEMENT:
         raise EyrieError(
             f"{tokens}: captured states do not reproduce the target's own greedy answers: {agreement:.0%} of "
-            f"{len(places)} labels agree; the answers were made by another model, template or dtype, generate them again"
+            f"{len(places)} labels agree; another model or dtype made the answers, generate them again"
         )
     return round(agreement, 4)
 

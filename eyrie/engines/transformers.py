@@ -40,8 +40,7 @@ class TransformersEngine:
         """Answer ``requests`` as they come; see :class:`eyrie.engines.base.Engine`."""
         raw = json.loads((self.model / "config.json").read_text())
         if self.device == "cpu" and not unsupported(raw):
-            weights = LlamaWeights.load(self.model)
-            decoder = BatchDecoder(weights, self.batch_size, self.dtype)
+            decoder = BatchDecoder(LlamaWeights.load(self.model), self.batch_size, self.dtype)
             ContinuousBatch(decoder, self.stop_ids).run(requests, finished)
         else:
             LibraryLoop(self.model, self.stop_ids, self.dtype, self.device).run(requests, finished)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -47,12 +46,12 @@ def export(recipe: dict[str, Any], *, drafter: Path, target: Path, out: Path) ->
         (folder / "config.json").write_text(json.dumps(layout.to_config(trained, card), indent=2) + "\n")
         check_same_drafter(trained, layout.read_back(folder), out)
         config_sha = sha256_of(folder / "config.json")
-        os.replace(folder / "config.json", out / "config.json")
+        (folder / "config.json").replace(out / "config.json")
         inputs = {f"{drafter.name}/model.safetensors": manifest.sha256}
         with publish(
             out / "model.safetensors", stage="export", recipe=recipe, inputs=inputs, identity=card.identity()
         ) as draft:
-            os.replace(folder / "model.safetensors", draft.path)
+            (folder / "model.safetensors").replace(draft.path)
             draft.rows = RowCounts(read=len(trained.state_dict()), kept=len(tensors))
             draft.facts = {
                 "engine": out.name,

@@ -156,7 +156,7 @@ class HiddenWriter:
         if tensor.dtype != getattr(torch, self.layout.dtype):
             raise RuntimeError(f"{self.path}: got states of {tensor.dtype}, expected {self.layout.dtype}")
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+        return flat.view(torch.uint8).numpy().data
 
     def _put(self, place: int, data: bytes | memoryview) -> None:
         view = memoryview(data)
@@ -166,7 +166,9 @@ class HiddenWriter:
 
     def _named(self, error: OSError) -> OSError:
         """A full disk with the name of the file, for the one-line message."""
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path)) if error.errno == errno.ENOSPC else error
+        if error.errno != errno.ENOSPC:
+            return error
+        return OSError(error.errno, os.strerror(error.errno), str(self.path))
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     number = 0
     try:
         with path.open("rb") as raw:
-            if path.suffix == ".zst":
-                lines = _lines(raw)
-            else:
-                lines = iter(raw)
+            lines = _lines(raw) if path.suffix == ".zst" else iter(raw)
             for line in lines:
                 number += 1
                 if not line.strip():

@@ -94,7 +94,9 @@ def read_manifest(data: Path) -> Manifest:
     except ValidationError as error:
         fault = error.errors()[0]
         where = ".".join(map(str, fault["loc"])) or "top level"
-        raise EyrieError(f"{path}: not a manifest ({where}: {fault['msg']}); rebuild with `snakemake -f {data}`") from error
+        raise EyrieError(
+            f"{path}: not a manifest ({where}: {fault['msg']}); rebuild with `snakemake -f {data}`"
+        ) from error
 
 
 def verified_manifest(data: Path, *, stage: str, identity: Mapping[str, str] | None = None) -> Manifest:

@@ -185,9 +185,7 @@ def test_default_layers_and_storage_in_bfloat16(tokens: Path, target_json: Path,
     assert shard.layers == (2, 3, 4)
 
 
-def test_greedy_answers_are_reproduced(
-    tmp_path: Path, target_json: Path, tiny_target: Path, reference: Any
-) -> None:
+def test_greedy_answers_are_reproduced(tmp_path: Path, target_json: Path, tiny_target: Path, reference: Any) -> None:
     rows = []
     for n in range(3):
         prompt = ids_of(6 + n, n)
@@ -256,7 +254,7 @@ def test_a_wrong_state_is_caught_by_the_second_path(
 def test_layers_that_the_target_lacks_are_refused(
     tokens: Path, target_json: Path, tiny_target: Path, layers: tuple[int, int, int]
 ) -> None:
-    with pytest.raises(EyrieError, match="hidden.layers: .* must be three ascending ids from 0 to 5"):
+    with pytest.raises(EyrieError, match=r"hidden\.layers: .* must be three ascending ids from 0 to 5"):
         run(tokens, target_json, tiny_target, {**RECIPE, "hidden": {"layers": layers}})
 
 

@@ -266,9 +266,7 @@ def test_a_truncated_and_a_missing_file_are_refused(exported: Path, name: str) -
         lambda t: t["fc.weight"].mul_(2),
     ],
 )
-def test_the_logits_alone_would_show_what_the_loader_swallows(
-    exported: Path, change: Callable[[Tensors], Any]
-) -> None:
+def test_the_logits_alone_would_show_what_the_loader_swallows(exported: Path, change: Callable[[Tensors], Any]) -> None:
     edit_tensors(exported, change)
     with pytest.raises(EyrieError, match="logits differ from the trainer's"):
         check_same_drafter(make_drafter(), load_as_engine(exported), exported)
@@ -347,7 +345,7 @@ def test_a_drafter_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     drafter = make_drafter()
     with torch.no_grad():
         drafter.norm.weight[0] = float("nan")
-    with pytest.raises(EyrieError, match="'norm.weight' holds NaN or infinity; train the drafter again"):
+    with pytest.raises(EyrieError, match=r"'norm\.weight' holds NaN or infinity; train the drafter again"):
         run(tmp_path, drafter)
     assert [path for path in (tmp_path / "export").rglob("*") if path.is_file()] == []
 

@@ -34,18 +34,27 @@ def test_a_file_and_its_manifest_appear_and_nothing_else(tmp_path: Path) -> None
 def test_a_failed_body_publishes_nothing_and_keeps_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "f"
     make(path, b"first")
-    with pytest.raises(KeyError), publish(path, stage="merge", recipe={}) as draft:
-        draft.path.write_bytes(b"half")
-        raise KeyError
+
+    def fail() -> None:
+        with publish(path, stage="merge", recipe={}) as draft:
+            draft.path.write_bytes(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert path.read_bytes() == b"first"
     assert verified_manifest(path, stage="merge").bytes == 5
     assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_failed_first_body_leaves_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), atomic(tmp_path / "f") as part:
-        part.write_bytes(b"half")
-        raise KeyError
+    def fail() -> None:
+        with atomic(tmp_path / "f") as part:
+            part.write_bytes(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -109,11 +118,14 @@ def test_a_full_disk_publishes_nothing_and_says_so_in_one_line(
 def test_a_really_full_disk_publishes_nothing(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
-    with pytest.raises(OSError, match="No space left") as caught, publish(
-        tmp_path / "f", stage="merge", recipe={}
-    ) as draft:
-        draft.path.symlink_to("/dev/full")
-        draft.path.write_bytes(b"data")
+
+    def fill() -> None:
+        with publish(tmp_path / "f", stage="merge", recipe={}) as draft:
+            draft.path.symlink_to("/dev/full")
+            draft.path.write_bytes(b"data")
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        fill()
     assert caught.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
 

@@ -49,12 +49,11 @@ def test_every_singular_value_above_a_thousandth_comes_near_one() -> None:
 def test_orthogonalised_moves_singular_values_and_keeps_the_vectors(shape: tuple[int, int], scale: float) -> None:
     update = torch.randn(shape, generator=torch.Generator().manual_seed(1)).double() * scale
     u, values, vt = torch.linalg.svd(update, full_matrices=False)
-    mapped = torch.tensor([polynomial(float(value)) for value in values / (1.02 * update.norm())])
+    mapped = torch.tensor([polynomial(float(value)) for value in values / (1.02 * update.norm() + 1e-7)])
     expected = u @ mapped.double().diag() @ vt
     found = orthogonalised(update.float())
     assert found.shape == shape
-    # a thousandth of slack: the guard against a zero norm moves a tiny update that much
-    assert torch.allclose(found.double(), expected, atol=2e-3)
+    assert torch.allclose(found.double(), expected, atol=1e-4)
 
 
 def test_who_is_trained_by_what() -> None:
