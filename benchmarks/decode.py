@@ -155,7 +155,7 @@ def main() -> None:
     args = parser.parse_args()
 
     figures = measure(args.model, args.prompts, args.max_tokens, args.rounds)
-    table = Table(title=f"Completion tokens per CPU second, {args.prompts} prompts, {args.rounds} rounds, one thread")
+    table = Table(title="Completion tokens per CPU second")
     for column in ("", "batch", "median", "lowest", "highest"):
         table.add_column(column, justify="right" if column else "left")
     for label, name in (("eyrie", "eyrie"), ("transformers generate", "library")):

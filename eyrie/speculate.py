@@ -196,7 +196,7 @@ def decode(
         aux_MAH = aux_MAH[: agreed + 1]
         trace.output_ids += kept
         trace.drafted.append(len(drafts))
-        trace.accepted.append(agreed)
+        trace.accepted.append(min(agreed, len(kept)))  # drafts behind a stop token are never emitted
         trace.emitted.append(len(kept))
     trace.seconds = time.perf_counter() - began
     return trace

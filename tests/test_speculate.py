@@ -14,7 +14,7 @@ from eyrie.drafters.decode import Eagle3Decoder
 from eyrie.drafters.eagle3 import Eagle3, Eagle3Config, start_at_random
 from eyrie.llama.sequence import SequenceDecoder
 from eyrie.llama.weights import LlamaWeights, rotary
-from eyrie.speculate import Eagle3Proposer, Plain, Prefilled, PromptLookup, Proposer, Trace, decode, prefill
+from eyrie.speculate import Eagle3Proposer, Plain, Prefilled, PromptLookup, Proposer, Trace, decode, prefill, replay
 from eyrie.train.data import Row, collate
 from eyrie.train.loop import Trainer
 from eyrie.train.loss import StepSums, Teacher, ttt_loss
@@ -115,6 +115,21 @@ class Erratic(Scripted):
         wrong = self.random.random(len(right)) < 0.35
         self.drawn.append((len(right), int(wrong.argmax()) if wrong.any() else len(right)))
         return [(token + 1) % V if bad else token for token, bad in zip(right, wrong, strict=True)]
+
+
+class NoStates:
+    """A proposer that reads tokens alone, as :func:`replay` drives it: it is given no hidden states."""
+
+    def __init__(self, inner: Proposer) -> None:
+        self.inner = inner
+
+    def start(self, prompt_ids: Sequence[int], aux_TAH: np.ndarray) -> None:
+        assert aux_TAH.size == 0
+        self.inner.start(prompt_ids, np.empty((len(prompt_ids), 3, H), np.float32))
+
+    def propose(self, emitted: Sequence[int], aux_MAH: np.ndarray, count: int) -> list[int]:
+        assert aux_MAH.size == 0
+        return self.inner.propose(emitted, aux_MAH, count)
 
 
 def run(target: SequenceDecoder, ids: list[int], proposer: Proposer, count: int = K, new: int = NEW) -> Trace:
@@ -249,6 +264,27 @@ def test_prompt_lookup(ids: list[int], expected: list[int]) -> None:
     for end in range(1, len(ids)):
         proposer.propose(ids[:end], np.empty(0), 3)
     assert proposer.propose(ids, np.empty(0), 3) == expected
+
+
+def test_replay_leaves_the_trace_of_decoding(target: SequenceDecoder, plain: list[list[int]]) -> None:
+    for ids, answer in zip(PROMPTS, plain, strict=True):
+        for new in (1, 2, 9, NEW):
+            pairs: list[tuple[Proposer, Proposer]] = [(PromptLookup(2), PromptLookup(2)), (Plain(), Plain())]
+            pairs += [(Erratic(answer, seed), Erratic(answer, seed)) for seed in range(3)]
+            for one, other in pairs:
+                real = run(target, ids, one, 5, new)
+                found = replay(ids, real.output_ids, NoStates(other), new, 5)
+                real.seconds = 0.0
+                assert found == real
+
+
+def test_replay_ends_with_the_stop_token(target: SequenceDecoder, plain: list[list[int]]) -> None:
+    ids, answer = PROMPTS[2], plain[2]
+    for place in range(1, 8):
+        stop = frozenset({answer[place]})
+        real = decode(target, prefill(target, ids), Oracle(answer), stop, NEW, 4)
+        found = replay(ids, real.output_ids, NoStates(Oracle(answer)), NEW, 4)
+        assert (found.output_ids, found.drafted, found.emitted) == (real.output_ids, real.drafted, real.emitted)
 
 
 # Training and serving are two programs that must compute one thing.

@@ -43,9 +43,7 @@ def _missing(run: Run) -> list[Advice]:
         ("drafter", Step.total(d.weights for d in run.drafters)),
         ("export", Step.total(d.export for d in run.drafters)),
     ]
-    found = [
-        f"{len(step.missing)} of {words.plural(step.expected, noun)}" for noun, step in steps if not step.complete
-    ]
+    found = [f"{len(step.missing)} of {words.plural(step.expected, noun)}" for noun, step in steps if not step.complete]
     open_suites = [suite for drafter in run.drafters for suite in drafter.suites if suite.figures is None]
     if open_suites:
         total = sum(len(drafter.suites) for drafter in run.drafters)
@@ -72,14 +70,16 @@ def _from_bench(run: Run, drafter: DrafterRun, suite: SuiteRun, bench: Bench) ->
         visited = f" ({words.short(seen)} so far)" if seen else ""
         found = [
             Advice(
-                f"{where}: not worth deploying yet. Visit more completion tokens{visited}: raise datasets.*.token_budget "
-                f"first, then drafters.{drafter.name}.epochs."
+                f"{where}: not worth deploying yet. Visit more completion tokens{visited}: raise "
+                f"datasets.*.token_budget first, then drafters.{drafter.name}.epochs."
             )
         ]
     weak = [d.name for d in bench.datasets if d.acceptance_length < bench.break_even]
     if weak and len(weak) < len(bench.datasets):
         found.append(
-            Advice(f"{where}: below break-even on {', '.join(weak)}; give them a larger token budget or a higher weight.")
+            Advice(
+                f"{where}: below break-even on {', '.join(weak)}; give them a larger token budget or a higher weight."
+            )
         )
     lost = [d.name for d in bench.datasets if d.acceptance_length <= d.ngram_acceptance_length]
     if lost:

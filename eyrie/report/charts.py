@@ -1,13 +1,15 @@
 """The charts, as plotly figures.
 
 Each takes figures and draws them; nothing is computed here but sums. Ink (text, axes, grids) is left to the page's
-style sheet, so that the same figure serves a light and a dark page; the colours of data are mid-tones that hold on both.
+style sheet, so that the same figure serves a light and a dark page; the colours of data are mid-tones that hold on
+both.
 """
 
 from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
@@ -24,7 +26,7 @@ DRAFTER, NGRAM, PLAIN = BLUE, OCHRE, GREY
 SPLIT_COLOUR = {"train": BLUE, "validation": SKY, "test": TEAL}
 MOST_POINTS = 240  # of a training curve; more are averaged
 
-BAR, FRAME = 34, 96  # pixels per horizontal bar, and of what stands around them
+BAR, FRAME = 34, 62  # pixels per horizontal bar, and of what stands around them
 
 
 def escaped(text: str) -> str:
@@ -43,7 +45,7 @@ def tokens_against_budget(datasets: Sequence[DatasetRun]) -> go.Figure:
     parts["not merged yet"] = (PALE, unmerged)
     parts["left out"] = (OCHRE, [d.left_out_tokens for d in datasets])
     parts["dropped (cut off, too long)"] = (PALE, [d.truncated_tokens for d in datasets])
-    figure = _figure(FRAME + BAR * len(names), legend=True)
+    figure = _figure(FRAME + BAR * len(names))
     for label, (colour, tokens) in parts.items():
         if any(tokens):
             figure.add_bar(
@@ -71,7 +73,9 @@ def row_lengths(lengths: Lengths) -> go.Figure:
         marker={"color": BLUE}, customdata=[f"{edge} to {edge + step - 1}" for edge in edges],
         hovertemplate="%{customdata} tokens: %{y:,} rows<extra></extra>",
     )  # fmt: skip
-    figure.update_xaxes(title_text="tokens per row, prompt included", range=[0, edges[-1] + step if edges else step], dtick=step)
+    figure.update_xaxes(
+        title_text="tokens per row, prompt included", range=[0, edges[-1] + step if edges else step], dtick=step
+    )
     if len(edges) > 12:
         figure.update_xaxes(dtick=None, nticks=8)
     figure.update_yaxes(title_text="rows", rangemode="tozero")
@@ -80,7 +84,7 @@ def row_lengths(lengths: Lengths) -> go.Figure:
 
 def loss_curve(train: Sequence[Point], validation: Sequence[Point]) -> go.Figure:
     """Loss over completion tokens visited."""
-    figure = _figure(300, legend=True)
+    figure = _figure(280)
     x, y, width = averaged(train)
     figure.add_scatter(
         x=x, y=y, name="train" + (f" (mean of {width} steps)" if width > 1 else ""), mode="lines",
@@ -98,7 +102,7 @@ def loss_curve(train: Sequence[Point], validation: Sequence[Point]) -> go.Figure
 
 def accuracy_by_step(validation: Sequence[Point]) -> go.Figure:
     """Validation top-1 agreement with the target, by TTT step."""
-    figure = _figure(300, legend=True)
+    figure = _figure(280)
     for k in range(len(validation[0].accuracy) if validation else 0):
         kept = [(p.tokens_seen, value) for p in validation if (value := p.accuracy[k]) is not None]
         figure.add_scatter(
@@ -136,10 +140,10 @@ def acceptance_by_dataset(bench: Bench) -> go.Figure:
     names = [*(escaped(d.name) for d in bench.datasets), "<b>all</b>"]
     drafter = [*(d.acceptance_length for d in bench.datasets), bench.acceptance_length]
     lookup = [*(d.ngram_acceptance_length for d in bench.datasets), bench.ngram_acceptance_length]
-    figure = _figure(FRAME + 30 + BAR * len(names), legend=True)
+    figure = _figure(FRAME + 40 + BAR * len(names))
     for name, low, high in zip(names, lookup, drafter, strict=True):
         figure.add_scatter(
-            x=[low, high], y=[name, name], mode="lines", line={"color": PALE, "width": 2}, showlegend=False,
+            x=[low, high], y=[name, name], mode="lines", line={"color": PALE, "width": 2},
             hoverinfo="skip",
         )  # fmt: skip
     for label, colour, values in (("prompt lookup", NGRAM, lookup), ("drafter", DRAFTER, drafter)):
@@ -149,7 +153,9 @@ def acceptance_by_dataset(bench: Bench) -> go.Figure:
             hovertemplate="%{y}: %{x:.2f} tokens per target forward<extra>" + label + "</extra>",
         )  # fmt: skip
     most = max(*drafter, *lookup, bench.break_even)
-    figure.update_xaxes(title_text="acceptance length, tokens per target forward", range=[0.96, most + 0.12 * (most - 0.9)])
+    figure.update_xaxes(
+        title_text="acceptance length, tokens per target forward", range=[0.96, most + 0.12 * (most - 0.9)]
+    )
     figure.update_yaxes(range=[len(names) + 0.1, -0.5])  # the first on top, and room for a label under the last
     _mark_x(figure, bench.break_even, f"break-even {bench.break_even:.2f}")
     return figure
@@ -157,7 +163,7 @@ def acceptance_by_dataset(bench: Bench) -> go.Figure:
 
 def survival(bench: Bench) -> go.Figure:
     """Share of verifies in which the first i drafts were all accepted, per dataset and over all."""
-    figure = _figure(320, legend=True)
+    figure = _figure(280)
     positions = [f"draft {i}" for i in range(1, bench.draft_tokens + 1)]
     for k, dataset in enumerate(bench.datasets):
         figure.add_scatter(
@@ -166,7 +172,7 @@ def survival(bench: Bench) -> go.Figure:
             hovertemplate="%{x}: %{y:.1%}<extra>" + escaped(dataset.name) + "</extra>",
         )  # fmt: skip
     figure.add_scatter(
-        x=positions, y=[_rounded(value) for value in bench.per_position], name="<b>all</b>", mode="lines+markers",
+        x=positions, y=[_rounded(value) for value in bench.per_position], name="all", mode="lines+markers",
         line={"color": BLUE, "width": 4}, marker={"size": 9}, hovertemplate="%{x}: %{y:.1%}<extra>all</extra>",
     )  # fmt: skip
     figure.update_xaxes(showgrid=False)
@@ -181,10 +187,10 @@ def speed(bench: Bench) -> go.Figure:
         ("prompt lookup", NGRAM, bench.ngram_tokens_per_s),
         ("drafter", DRAFTER, bench.speculative_tokens_per_s),
     )
-    figure = _figure(FRAME - 12 + (BAR + 6) * len(bars))
+    figure = _figure(FRAME + (BAR + 6) * len(bars))
     for label, colour, spread in bars:
         figure.add_bar(
-            y=[label], x=[spread.median], orientation="h", marker={"color": colour}, showlegend=False,
+            y=[label], x=[spread.median], orientation="h", marker={"color": colour},
             error_x={
                 "type": "data", "symmetric": False, "array": [_rounded(spread.high - spread.median)],
                 "arrayminus": [_rounded(spread.median - spread.low)], "color": GREY, "thickness": 1.5, "width": 5,
@@ -211,31 +217,65 @@ def averaged(points: Sequence[Point]) -> tuple[list[int], list[float], int]:
     return [group[-1].tokens_seen for group in groups], losses, width
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a legend, which the page draws itself: text that wraps on a phone and cannot cover a plot.
+
+    ``shape`` is ``square`` (bars), ``line``, ``dot`` or ``tick``.
+    """
+
+    label: str
+    colour: str
+    shape: str
+
+
+def legend(figure: go.Figure) -> list[Entry]:
+    """Entries of all named traces, if there are at least two."""
+    found = []
+    for trace in figure.data:
+        if trace.name is None:
+            continue
+        if trace.type == "bar":
+            shape = "square"
+        elif "lines" in trace.mode:
+            shape = "line"
+        else:
+            shape = "tick" if trace.marker.symbol == "line-ns" else "dot"
+        colour = trace.line.color if shape == "line" else trace.marker.color
+        found.append(Entry(html.unescape(trace.name), colour, shape))
+    return found if len(found) > 1 else []
+
+
 def to_json(figure: go.Figure) -> dict[str, Any]:
     """Data and layout as plain values."""
     plain = figure.to_plotly_json()
     return {"data": list(plain["data"]), "layout": plain["layout"]}
 
 
-def _figure(height: int, *, legend: bool = False) -> go.Figure:
+def _figure(height: int) -> go.Figure:
     figure = go.Figure()
     figure.update_layout(
-        template=go.layout.Template(), height=height, autosize=True, showlegend=legend,
-        margin={"l": 8, "r": 12, "t": 34 if legend else 12, "b": 8}, paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)", font={"family": "inherit", "size": 12.5}, hovermode="closest",
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "traceorder": "normal"},
-        hoverlabel={"font": {"size": 12.5}},
+        template=go.layout.Template(), height=height, autosize=True, showlegend=False,
+        margin={"l": 8, "r": 12, "t": 10, "b": 8}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "inherit", "size": 12.5}, hovermode="closest", hoverlabel={"font": {"size": 12.5}},
     )  # fmt: skip
     axis: dict[str, Any] = {"gridcolor": PALE, "zeroline": False, "automargin": True, "fixedrange": True}
     figure.update_xaxes(**axis, title={"standoff": 8, "font": {"size": 12}})
-    figure.update_yaxes(**axis, title={"standoff": 8, "font": {"size": 12}})
+    figure.update_yaxes(**axis, title={"standoff": 8, "font": {"size": 12}}, ticklabelstandoff=5)
     return figure
 
 
 def _mark_x(figure: go.Figure, x: float, label: str) -> None:
     """A dashed vertical line, its label above the plot."""
     figure.add_shape(
-        type="line", x0=x, x1=x, y0=0, y1=1, yref="paper", line={"color": GREY, "width": 1.5, "dash": "dot"}
+        type="line",
+        x0=x,
+        x1=x,
+        y0=0,
+        y1=1,
+        yref="paper",
+        layer="below",
+        line={"color": GREY, "width": 1.5, "dash": "dot"},
     )
     if label:
         figure.add_annotation(
@@ -245,5 +285,3 @@ def _mark_x(figure: go.Figure, x: float, label: str) -> None:
 
 def _rounded(value: float) -> float:
     return round(value, 4)
-
-

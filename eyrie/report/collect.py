@@ -448,7 +448,9 @@ def _parse(kind: type[Parsed], path: Path) -> Parsed:
     try:
         return kind.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise EyrieError(f"{path}: missing though its manifest is there; rebuild it with `snakemake -f {path}`") from None
+        raise EyrieError(
+            f"{path}: missing though its manifest is there; rebuild it with `snakemake -f {path}`"
+        ) from None
     except (ValidationError, UnicodeDecodeError) as error:
         fault = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
         where = ".".join(map(str, fault["loc"])) or "top level"

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from eyrie.conversation import REASONS
 from eyrie.report import charts, words
 from eyrie.report.advice import next_steps, shown
 from eyrie.report.collect import SPLITS, Bench, Run, Step, SuiteRun
@@ -40,7 +41,13 @@ class Page:
     def chart(self, figure: go.Figure, label: str) -> Markup:
         """Where the chart goes; ``label`` is what a screen reader says."""
         self.figures.append(charts.to_json(figure))
-        return Markup(
+        entries = Markup("").join(
+            Markup('<li class="{}" style="color:{}"><span>{}</span></li>').format(
+                entry.shape, entry.colour, entry.label
+            )
+            for entry in charts.legend(figure)
+        )
+        return (Markup('<ul class="legend">{}</ul>').format(entries) if entries else Markup("")) + Markup(
             '<div class="chart" id="chart-{}" role="img" aria-label="{}" style="min-height:{}px">'
             "<noscript>This chart needs JavaScript; its figures stand in the tables.</noscript></div>"
         ).format(len(self.figures), label, figure.layout.height)
@@ -61,7 +68,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     for function in (words.count, words.short, words.size, words.number, words.times, words.signed, words.share,
-                     words.duration, words.reason, words.plural):  # fmt: skip
+                     words.reason, words.plural):  # fmt: skip
         templates.filters[function.__name__] = function
     return templates
 
@@ -139,8 +146,11 @@ def _tokens(step: Step, kind: str) -> str:
     return f"{words.short(step.tokens[kind])} {kind} tokens"
 
 
-def drop_reasons(run: Run) -> list[tuple[str, str, list[int]]]:
-    """Where rows went: stage, reason, and the count of each dataset. ``beyond_budget`` is no loss and is left out."""
+def drop_reasons(run: Run) -> list[tuple[str, str, str, list[int]]]:
+    """Where rows went: stage, reason, what it means, and the count of each dataset.
+
+    Rows beyond a budget are no loss and are not in it.
+    """
     table: dict[tuple[str, str], list[int]] = {}
     for place, dataset in enumerate(run.datasets):
         sources: list[tuple[str, dict[str, int]]] = [("ingest", dataset.prompts.dropped)]
@@ -154,7 +164,10 @@ def drop_reasons(run: Run) -> list[tuple[str, str, list[int]]]:
                 if reason not in {"beyond_budget", "over_budget"}:
                     table.setdefault((stage, reason), [0] * len(run.datasets))[place] += rows
     order = ("ingest", "generate", "tokenize", "merge")
-    return [(*key, table[key]) for key in sorted(table, key=lambda key: (order.index(key[0]), key[1]))]
+    return [
+        (stage, reason, REASONS.get(reason, ""), table[stage, reason])
+        for stage, reason in sorted(table, key=lambda key: (order.index(key[0]), key[1]))
+    ]
 
 
 def held_out_note(suite: SuiteRun, bench: Bench) -> str:
@@ -166,8 +179,8 @@ def held_out_note(suite: SuiteRun, bench: Bench) -> str:
             "but they come from the same sources as the training data. Prompts of other kinds usually score lower."
         )
     return (
-        f"External suite {suite.options.dataset}: {size}. Training rows that share a prompt or a long run of words with "
-        "it were left out."
+        f"External suite {suite.options.dataset}: {size}. Training rows that share a prompt or a long run of words "
+        "with it were left out."
     )
 
 
@@ -181,10 +194,13 @@ def hashes(run: Run) -> list[tuple[str, str]]:
     """What the figures were made of, by content."""
     found = []
     if run.card:
-        found += [("target weights", run.card.target), ("tokenizer", run.card.tokenizer), ("template", run.card.template)]
+        found += [
+            ("target weights", run.card.target),
+            ("tokenizer", run.card.tokenizer),
+            ("template", run.card.template),
+        ]
     found += [(f"merged/{manifest.file}", manifest.sha256) for manifest in run.index.manifests]
     for drafter in run.drafters:
         found += [(f"drafters/{drafter.name}/{m.file}", m.sha256) for m in drafter.weights.manifests]
         found += [(f"export/{drafter.name}/sglang/{m.file}", m.sha256) for m in drafter.export.manifests]
     return found
-

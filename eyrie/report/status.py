@@ -50,7 +50,9 @@ def standing_instructions(run: Run) -> list[str]:
         )
     for name, suite in config.bench.suites.items():
         source = suite.dataset or "this run's test split"
-        found.append(f"Suite {name}: {source}, chains of {suite.draft_tokens} drafts, {suite.max_tokens} tokens a prompt.")
+        found.append(
+            f"Suite {name}: {source}, chains of {suite.draft_tokens} drafts, {suite.max_tokens} tokens a prompt."
+        )
     return found
 
 
@@ -63,7 +65,8 @@ def discoveries(run: Run) -> list[str]:
             cut = source.facts["truncated"]
             found.append(
                 f"{dataset.name}: {words.plural(source.kept, 'answer')} of "
-                f"{source.tokens['completion'] / source.kept:.0f} tokens on average, {words.share(cut / source.kept)} cut off."
+                f"{source.tokens['completion'] / source.kept:.0f} tokens on average, "
+                f"{words.share(cut / source.kept)} cut off."
             )
     if run.merged:
         vocabulary = run.merged.draft_vocabulary
@@ -78,8 +81,8 @@ def discoveries(run: Run) -> list[str]:
         found += [
             f"{drafter.name} on {suite.name}: acceptance length {bench.acceptance_length:.2f} ({by_dataset}), "
             f"prompt lookup {bench.ngram_acceptance_length:.2f}.",
-            f"{drafter.name} on {suite.name}: {bench.speedup.median:.2f} times plain decoding ({bench.speedup.low:.2f} to "
-            f"{bench.speedup.high:.2f}); it pays from an acceptance length of {bench.break_even:.2f} on.",
+            f"{drafter.name} on {suite.name}: {bench.speedup.median:.2f} times plain decoding "
+            f"({bench.speedup.low:.2f} to {bench.speedup.high:.2f}); it pays from an acceptance length of {bench.break_even:.2f} on.",
         ]
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-NONE = "–"
+NONE = "\N{EN DASH}"
 
 
 def count(value: float | None) -> str:
@@ -36,26 +36,17 @@ def number(value: float | None, digits: int = 2) -> str:
 
 def times(value: float | None) -> str:
     """``1.3214`` -> ``1.32×``."""
-    return NONE if value is None else f"{value:.2f}×"
+    return NONE if value is None else f"{value:.2f}\N{MULTIPLICATION SIGN}"
 
 
 def signed(value: float | None) -> str:
     """``0.35`` -> ``+0.35``; the minus is a typographic one."""
-    return NONE if value is None else f"{value:+.2f}".replace("-", "−")
+    return NONE if value is None else f"{value:+.2f}".replace("-", "\N{MINUS SIGN}")
 
 
 def share(value: float | None, digits: int = 1) -> str:
     """``0.8741`` -> ``87.4%``."""
     return NONE if value is None else f"{100 * value:.{digits}f}%"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as ``48 s``, ``12 min`` or ``3.2 h``."""
-    if seconds is None:
-        return NONE
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
 
 
 def reason(name: str) -> str:

@@ -74,7 +74,7 @@ def test_a_mode_that_changes_the_output_is_named(driver: Driver, monkeypatch: py
 
     def faulty(mode: str, start) -> Trace:  # type: ignore[no-untyped-def]
         trace = decode(mode, start)
-        if mode == "ngram" and len(start.prompt_ids) == 7:
+        if mode == "drafter" and len(start.prompt_ids) == 7:
             trace.output_ids[-1] ^= 1
         return trace
 
@@ -94,7 +94,7 @@ def test_who_goes_first_rotates(driver: Driver, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(driver, "decode", watching)
     driver.run(prompts())
-    timed = order[1 + 3 * 5 :]
+    timed = order[1 + 2 * 5 :]  # warming, then plain and drafter once for each prompt; prompt lookup is replayed
     rounds = [timed[i : i + 3] for i in range(0, len(timed), 3)]
     assert len(rounds) == 3 * 2
     assert all(sorted(turn) == sorted(MODES) for turn in rounds)
