@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from eyrie.report import words
 from eyrie.report.collect import Bench, DatasetRun, DrafterRun, Point, Run, Step, SuiteRun
 
+WIRING_FAULT = 1.05  # acceptance length; a drafter that is merely weak gets more
 CUT_SHARE = 0.25  # of a dataset's answers cut at max_tokens: from here on it is worth a word
 COVERAGE = 0.93  # of held-out completion tokens: below it the draft vocabulary itself costs acceptance
 OVERFIT = 0.12  # training accuracy over validation accuracy
@@ -65,6 +66,8 @@ def _from_bench(run: Run, drafter: DrafterRun, suite: SuiteRun, bench: Bench) ->
     if bench.verdict.deploy:
         folder = run.folder / "export" / drafter.name / "sglang"
         found = [Advice(f"{where}: worth deploying; serve the export in {shown(folder)}.")]
+    elif bench.acceptance_length < WIRING_FAULT:
+        return [Advice(f"{where}: no draft is accepted; check layer ids, key names and the draft vocabulary first.")]
     else:
         seen = drafter.trained.tokens.get("seen") if drafter.trained else None
         visited = f" ({words.short(seen)} so far)" if seen else ""

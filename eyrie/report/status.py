@@ -82,7 +82,8 @@ def discoveries(run: Run) -> list[str]:
             f"{drafter.name} on {suite.name}: acceptance length {bench.acceptance_length:.2f} ({by_dataset}), "
             f"prompt lookup {bench.ngram_acceptance_length:.2f}.",
             f"{drafter.name} on {suite.name}: {bench.speedup.median:.2f} times plain decoding "
-            f"({bench.speedup.low:.2f} to {bench.speedup.high:.2f}); it pays from an acceptance length of {bench.break_even:.2f} on.",
+            f"({bench.speedup.low:.2f} to {bench.speedup.high:.2f}); it pays from an acceptance length of "
+            f"{bench.break_even:.2f} on.",
         ]
     return found
 

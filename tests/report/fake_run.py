@@ -68,7 +68,8 @@ class FakeRun:
     def target(self) -> None:
         card = {
             "model": self.config.target.model, "revision": None, "architecture": "LlamaForCausalLM",
-            "model_type": "llama", "num_layers": 30, "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,
+            "model_type": "llama", "num_layers": 30, "hidden_size": 576, "intermediate_size": 1536,
+            "num_attention_heads": 9,
             "num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49152, "rms_norm_eps": 1e-5, "rope_theta": 1e5,
             "max_position_embeddings": 8192, "tied_embeddings": True, "dtype": "bfloat16", "stop_ids": [2],
             "special_ids": [0, 1, 2], **IDENTITY,

@@ -180,6 +180,10 @@ def test_several_drafters_and_suites_are_compared(tmp_path: Path) -> None:
     [
         ({"lossless_float32": False, "differing_prompts": ["x:1", "y:1"]}, "2 prompts came out otherwise"),
         ({"verdict": {"deploy": False, "sentence": "Do not deploy."}}, "not worth deploying yet"),
+        (
+            {"acceptance_length": 1.01, "verdict": {"deploy": False, "sentence": "Wiring fault."}},
+            "no draft is accepted",
+        ),
         ({"draft_tokens": 3, "break_even": 1.7}, "below break-even on writing"),
     ],
 )
