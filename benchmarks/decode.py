@@ -1,8 +1,7 @@
 """Decode throughput of the in-process engine against the library's own ``generate`` at its best batch size.
 
 Same target, same prompts, same max_tokens, greedy, one thread, rounds interleaved in one process. Throughput is
-completion tokens per CPU second. Eyrie's rounds include loading its weights; the library's model is loaded beforehand.
-The last line is one JSON object.
+completion tokens per CPU second, prefill included; both models are loaded beforehand. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -23,13 +22,15 @@ from eyrie.bench.stage import machine
 from eyrie.bench.stats import Spread
 from eyrie.config import Sampling
 from eyrie.engines.base import Answer, Request
-from eyrie.engines.transformers import TransformersEngine
+from eyrie.engines.transformers import ContinuousBatch
 from eyrie.errors import run_cli
+from eyrie.llama.batch import BatchDecoder
+from eyrie.llama.weights import LlamaWeights
 from eyrie.machine import choose_dtype
 from eyrie.render import Renderer
 
 LIBRARY_BATCHES = (8, 16, 32, 64)
-EYRIE_BATCH = 64
+EYRIE_BATCH = 48
 
 ASKS = (
     "Explain {} to somebody who has never heard of it.",
@@ -56,16 +57,16 @@ def built_in_prompts(renderer: Renderer, count: int) -> list[list[int]]:
     return [renderer.prompt_ids([{"role": "user", "content": text}]) for text in texts]
 
 
-def run_eyrie(model: Path, stop_ids: frozenset[int], dtype: torch.dtype, prompts: Answers, max_tokens: int) -> Answers:
-    """Answer ``prompts`` with the engine."""
+def run_eyrie(decoder: BatchDecoder, stop_ids: frozenset[int], prompts: Answers, max_tokens: int) -> Answers:
+    """Answer ``prompts`` with the engine's continuous batch."""
     outputs: Answers = [[] for _ in prompts]
 
     def finished(request: Request, answer: Answer) -> None:
         outputs[request.position] = answer.output_ids
 
     sampling = Sampling(max_tokens=max_tokens)
-    engine = TransformersEngine(model, stop_ids, dtype, min(EYRIE_BATCH, len(prompts)), "cpu")
-    engine.answer((Request(i, ids, sampling, 0) for i, ids in enumerate(prompts)), finished)
+    requests = (Request(i, ids, sampling, 0) for i, ids in enumerate(prompts))
+    ContinuousBatch(decoder, stop_ids).run(requests, finished)
     return outputs
 
 
@@ -110,7 +111,9 @@ def measure(model: Path, prompts_count: int, max_tokens: int, rounds: int) -> di
     prompts = built_in_prompts(renderer, prompts_count)
     library = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
 
-    run_eyrie(model, stop_ids, dtype, prompts[:2], 2)  # compiles, unmeasured
+    decoder = BatchDecoder(LlamaWeights.load(model), min(EYRIE_BATCH, len(prompts)), dtype)
+
+    run_eyrie(decoder, stop_ids, prompts[:2], 2)  # compiles, unmeasured
     run_library(library, stop_ids, prompts[:2], 2, 2)
     brief = max(2, max_tokens // 8)
     trials = {
@@ -120,7 +123,7 @@ def measure(model: Path, prompts_count: int, max_tokens: int, rounds: int) -> di
     }
     best = max(trials, key=lambda batch: trials[batch])
     contestants: dict[str, Callable[[], Answers]] = {
-        "eyrie": lambda: run_eyrie(model, stop_ids, dtype, prompts, max_tokens),
+        "eyrie": lambda: run_eyrie(decoder, stop_ids, prompts, max_tokens),
         "library": lambda: run_library(library, stop_ids, prompts, max_tokens, best),
     }
     speeds: dict[str, list[float]] = {name: [] for name in contestants}
@@ -149,8 +152,8 @@ def measure(model: Path, prompts_count: int, max_tokens: int, rounds: int) -> di
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=Path("data/targets/smollm2-135m"), help="Hugging Face folder")
-    parser.add_argument("--prompts", type=int, default=64, help="how many prompts to answer")
-    parser.add_argument("--max-tokens", type=int, default=64, help="completion tokens per prompt")
+    parser.add_argument("--prompts", type=int, default=96, help="how many prompts to answer")
+    parser.add_argument("--max-tokens", type=int, default=128, help="completion tokens per prompt")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds")
     args = parser.parse_args()
 

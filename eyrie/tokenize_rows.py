@@ -118,7 +118,7 @@ def native_rows(source: Path, model: str, card: TargetCard, options: Tokenize, t
             elif isinstance(turn, Reject):
                 yield turn
             else:
-                made = _row(row["id"], messages, turn.turn, turn.input_ids, turn.start, "stop")
+                made = _row(row["id"], messages, turn.turn, turn.input_ids, turn.start, "native")
                 outcome = _checked(made, options)
                 if isinstance(outcome, dict):
                     completion += outcome["completion_tokens"]

@@ -111,6 +111,7 @@ def test_dropped_rows_are_counted_by_reason(card: Path, tiny_target: Path, tmp_p
 def test_native_rows_are_one_per_turn_as_served(card: Path, tiny_target: Path, tmp_path: Path) -> None:
     source = prompts(tmp_path / "s0000.jsonl.zst", [["hello", "Paris.", "the fox", "jumps <|im_end|> high"]])
     out = run(source, card, tiny_target, tmp_path / "s0000.parquet", kind="native", budget=10_000)
+    assert set(read_tokens(out)["finish_reason"]) == {"native"}
     rows = read_tokens(out).to_dicts()
     renderer = Renderer(tiny_target)
     assert [row["turn"] for row in rows] == [1, 3]

@@ -69,7 +69,7 @@ def prompts_of(suite: Suite, merged: Path, tokens: Sequence[Path], folder: Path,
     from eyrie.render import Renderer
 
     renderer = Renderer(folder, card.stop_ids)
-    prompts = []
+    prompts: list[Prompt] = []
     for conversation in suite_prompts(suite.dataset, suite.options)[: suite.prompts_per_dataset]:
         row = conversation.to_row(len(prompts))
         prompts.append(Prompt(suite.dataset, row["id"], renderer.prompt_ids(row["messages"], row.get("tools"))))

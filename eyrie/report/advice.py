@@ -139,12 +139,12 @@ def _from_data(run: Run) -> list[Advice]:
     for dataset in run.datasets:
         found += _budget(dataset)
         cut, answers = _cut(dataset)
-        if answers and cut / answers > CUT_SHARE:
+        if run.config.tokenize.truncated == "drop" and answers and cut / answers > CUT_SHARE:
             found.append(
                 Advice(
                     f"{dataset.name}: {words.share(cut / answers, 0)} of the answers were cut at "
-                    f"{dataset.options.sampling.max_tokens} tokens; raise its sampling.max_tokens"
-                    + (", or keep them with tokenize.truncated." if run.config.tokenize.truncated == "drop" else ".")
+                    f"{dataset.options.sampling.max_tokens} tokens and dropped; raise its sampling.max_tokens, "
+                    "or keep them with tokenize.truncated."
                 )
             )
     held_out = run.merged.draft_vocabulary.coverage.held_out if run.merged else None

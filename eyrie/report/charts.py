@@ -127,9 +127,10 @@ def simulated_acceptance(validation: Sequence[Point], best: Point | None) -> go.
         figure.add_scatter(
             x=[best.tokens_seen], y=[_rounded(best.acceptance_length)], mode="markers+text",
             marker={"size": 11, "color": "rgba(0,0,0,0)", "line": {"color": RED, "width": 2}},
-            text=[f"{best.acceptance_length:.2f} published"], textposition="bottom left",
+            text=[f"{best.acceptance_length:.2f} published"], textposition="top left", cliponaxis=False,
             hovertemplate="published: step " + f"{best.step:,}" + "<extra></extra>",
         )  # fmt: skip
+    figure.update_layout(margin_t=26)
     figure.update_xaxes(title_text="completion tokens visited", rangemode="tozero")
     figure.update_yaxes(title_text="simulated acceptance length")
     return figure
