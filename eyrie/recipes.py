@@ -7,6 +7,7 @@ without default values and without machine-level fields, plus the stage's revisi
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel
@@ -117,7 +118,7 @@ def _bench(config: Config, _dataset: str, _shard: str, _drafter: str, suite: str
     return {"suite": subtree(config.bench.suites[suite]), "target": subtree(config.target, "gguf")}
 
 
-_CONTENT = {
+_CONTENT: dict[str, Callable[[Config, str, str, str, str], dict[str, Any]]] = {
     "convert": _convert,
     "target": _target,
     "ingest": _ingest,
