@@ -33,7 +33,6 @@ rule bench:
         scripts=SCRIPTS,
         run_dir=RUN,
         model=MODEL,
-        device=CONFIG.engine.device,
     params:
         recipe=recipe_for("bench"),
     message:
@@ -43,4 +42,4 @@ rule bench:
         " --export {resources.run_dir}/export/{wildcards.drafter}/sglang"
         " --target {input.target} --model {resources.model:q}"
         " --merged {resources.run_dir}/merged --tokens {input.tokens} --out {output}"
-        " --device {resources.device:q} --threads {threads} > {log} 2>&1"
+        " --threads {threads} > {log} 2>&1"

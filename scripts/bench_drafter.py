@@ -19,7 +19,6 @@ def main() -> None:
     parser.add_argument("--merged", type=Path, required=True, help="folder of the merged index")
     parser.add_argument("--tokens", type=Path, nargs="+", required=True, help="token shards")
     parser.add_argument("--out", type=Path, required=True, help="benchmark figures to write (.json)")
-    parser.add_argument("--device", default="auto", help="torch device")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     args = parser.parse_args()
 
@@ -34,7 +33,6 @@ def main() -> None:
         merged=args.merged,
         tokens=args.tokens,
         out=args.out,
-        device=args.device,
         threads=args.threads,
     )
 

@@ -29,7 +29,7 @@ NEAR_TIE_TOKENS = 200
 
 def bench(
     recipe: dict[str, Any], *, suite: str, export: Path, target: Path, model: str, merged: Path,
-    tokens: Sequence[Path], out: Path, device: str, threads: int,
+    tokens: Sequence[Path], out: Path, threads: int,
 ) -> None:  # fmt: skip
     """Measure acceptance and speed of an exported drafter and write ``out``.
 

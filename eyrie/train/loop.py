@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ class Trainer:
     """Trains ``drafter`` in place; :meth:`run` returns the metrics and leaves the best weights in the drafter.
 
     Attributes:
-        embed_VH: the target's embeddings, float32, frozen.
+        embed_VH: the target's embeddings, float32, frozen; training runs on their device.
         identity: what a checkpoint must agree on to be resumed (recipe, inputs).
     """
 
@@ -58,7 +59,8 @@ class Trainer:
         self.optimizer = DrafterOptimizer(self.drafter, self.options, self.total_steps)
         longest = max(len(row.ids_T) for row in [*self.train_rows, *self.validation_rows])
         config = self.drafter.config
-        self.cos_TD, self.sin_TD = rotary(longest + self.options.ttt_steps, config.head_dim, config.rope_theta)
+        tables = rotary(longest + self.options.ttt_steps, config.head_dim, config.rope_theta)
+        self.cos_TD, self.sin_TD = (table.to(self.embed_VH.device) for table in tables)
         self.best_weights = self._weights()
         self.state = State()
 
@@ -93,10 +95,14 @@ class Trainer:
             epoch += 1
 
     def _loss(self, rows: Sequence[Row]) -> tuple[Tensor, list[StepSums]]:
-        return ttt_loss(
-            self.drafter, collate(rows), self.embed_VH, self.teacher, self.cos_TD, self.sin_TD,
-            self.options.ttt_steps, self.options.ttt_decay,
-        )  # fmt: skip
+        device = self.embed_VH.device
+        batch = collate(rows).to(device)
+        # what the loss makes on its way is made where the drafter is; on the CPU that is the default
+        with device if device.type != "cpu" else nullcontext():
+            return ttt_loss(
+                self.drafter, batch, self.embed_VH, self.teacher, self.cos_TD, self.sin_TD,
+                self.options.ttt_steps, self.options.ttt_decay,
+            )  # fmt: skip
 
     def _step(self, step: int, batch: list[int]) -> float:
         rows = [self.train_rows[i] for i in batch]

@@ -50,6 +50,9 @@ class Batch:
     weight_Q: Tensor
     answered_Q: Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        return Batch(**{name: tensor.to(device) for name, tensor in vars(self).items()})
+
 
 @dataclass
 class StepSums:
@@ -77,8 +80,9 @@ class Teacher:
 
     def __init__(self, head_DvH: Tensor, target_ids_Dv: Tensor, vocab_size: int) -> None:
         self.head_DvH = head_DvH
-        self.draft_id_V = torch.full((vocab_size,), -1, dtype=torch.int64)
-        self.draft_id_V[target_ids_Dv] = torch.arange(len(target_ids_Dv))
+        device = head_DvH.device
+        self.draft_id_V = torch.full((vocab_size,), -1, dtype=torch.int64, device=device)
+        self.draft_id_V[target_ids_Dv] = torch.arange(len(target_ids_Dv), device=device)
 
     @torch.no_grad()
     def probabilities(self, final_LH: Tensor) -> Tensor:

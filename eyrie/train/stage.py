@@ -20,6 +20,7 @@ from eyrie.formats.hidden import HiddenShard
 from eyrie.formats.manifest import Manifest, RowCounts, verified_manifest
 from eyrie.formats.publish import atomic, publish
 from eyrie.llama.weights import LlamaWeights
+from eyrie.machine import choose_device
 from eyrie.recipes import canonical_json
 from eyrie.stopwatch import Stopwatch
 from eyrie.targets.card import TargetCard, read_card, resolve
@@ -57,9 +58,11 @@ def train(
     weights = LlamaWeights.load(resolve(model, card.revision))
     drafter = new_drafter(card, weights, merged / "vocab.safetensors", layers, options)
     ids = drafter.target_ids()
+    place = torch.device(choose_device(device))
+    teacher = Teacher(weights.head_VH[ids].float().to(place), ids.to(place), card.vocab_size)
     inputs = {name: manifest.sha256 for name, manifest in manifests.items()}
     trainer = Trainer(
-        drafter, weights.embed_VH.float(), Teacher(weights.head_VH[ids].float(), ids, card.vocab_size),
+        drafter.to(place), weights.embed_VH.float().to(place), teacher,
         splits["train"], splits["validation"], options, checkpoints,
         identity=hashlib.sha256(canonical_json({"recipe": recipe, "inputs": inputs}).encode()).hexdigest(),
     )  # fmt: skip
