@@ -33,7 +33,7 @@ def test_options_exist(page: Path) -> None:
 
 def test_every_stage_has_a_page_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    for stage in REVISIONS:
+    for stage in REVISIONS.keys() - {"convert"}:  # the conversion stands on the target's page
         assert f"({stage}.md)" in index
         text = (ROOT / "docs" / f"{stage}.md").read_text(encoding="utf-8")
         assert "**Makes**" in text

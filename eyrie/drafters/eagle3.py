@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from eyrie.llama.weights import LlamaWeights
+from eyrie.targets.ends import TargetEnds
 
 
 class Eagle3Config(BaseModel):
@@ -111,37 +111,33 @@ class Eagle3(nn.Module):
         return self.lm_head(self.norm(output_NH))
 
 
-def start_from_target(drafter: Eagle3, weights: LlamaWeights, generator: torch.Generator) -> None:
+def start_from_target(drafter: Eagle3, ends: TargetEnds, generator: torch.Generator) -> None:
     """Initialise from the target's last layer and head rows.
 
     The draft layer then begins as the target's own last step: ``fc`` passes the highest auxiliary state through, the
     feature half of the attention input sees the last layer's projections, and the embedding half, which has no
-    counterpart in the target, starts small and random.
+    counterpart in the target, starts small and random. A target whose last layer has other parts gives its head and
+    final norm alone.
     """
-    c, t = drafter.config, weights.config
-    H, D = c.hidden_size, c.head_dim
-    layer = drafter.midlayer
-    query, key, value = weights.qkv_LNH[-1].float().split([t.num_heads * D, t.num_kv_heads * D, t.num_kv_heads * D])
-    gate, up = weights.gate_up_LNH[-1].float().chunk(2)
+    start_at_random(drafter, generator)
+    H = drafter.config.hidden_size
+    layer, last = drafter.midlayer, ends.last_layer
     with torch.no_grad():
+        drafter.norm.weight.copy_(ends.final_norm_H)
+        drafter.lm_head.weight.copy_(ends.head_VH[drafter.target_ids()])
+        if not last:
+            return
         drafter.fc.weight.zero_()
         drafter.fc.weight[:, 2 * H :] = torch.eye(H)
-        for linear, half in (
-            (layer.self_attn.q_proj, query),
-            (layer.self_attn.k_proj, key),
-            (layer.self_attn.v_proj, value),
-        ):
-            linear.weight[:, :H].normal_(0.0, 0.02, generator=generator)
-            linear.weight[:, H:] = half
-        layer.self_attn.o_proj.weight.copy_(weights.o_LHN[-1])
-        layer.mlp.gate_proj.weight.copy_(gate)
-        layer.mlp.up_proj.weight.copy_(up)
-        layer.mlp.down_proj.weight.copy_(weights.down_LHI[-1])
-        layer.hidden_norm.weight.copy_(weights.attention_norm_LH[-1])
-        layer.input_layernorm.weight.fill_(1.0)
-        layer.post_attention_layernorm.weight.copy_(weights.mlp_norm_LH[-1])
-        drafter.norm.weight.copy_(weights.final_norm_H)
-        drafter.lm_head.weight.copy_(weights.head_VH[drafter.target_ids()])
+        for name, linear in layer.self_attn.named_children():
+            if name == "o_proj":
+                linear.weight.copy_(last["self_attn.o_proj.weight"])
+            else:
+                linear.weight[:, H:] = last[f"self_attn.{name}.weight"].float()
+        for name, linear in layer.mlp.named_children():
+            linear.weight.copy_(last[f"mlp.{name}.weight"])
+        layer.hidden_norm.weight.copy_(last["input_layernorm.weight"])
+        layer.post_attention_layernorm.weight.copy_(last["post_attention_layernorm.weight"])
 
 
 def start_at_random(drafter: Eagle3, generator: torch.Generator) -> None:

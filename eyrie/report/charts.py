@@ -154,11 +154,15 @@ def acceptance_by_dataset(bench: Bench) -> go.Figure:
             hovertemplate="%{y}: %{x:.2f} tokens per target forward<extra>" + label + "</extra>",
         )  # fmt: skip
     most = max(*drafter, *lookup, bench.break_even)
-    figure.update_xaxes(
-        title_text="acceptance length, tokens per target forward", range=[0.96, most + 0.12 * (most - 0.9)]
-    )
+    edge = most + 0.12 * (most - 0.9)
+    figure.update_xaxes(title_text="acceptance length, tokens per target forward", range=[0.96, edge])
     figure.update_yaxes(range=[len(names) + 0.1, -0.5])  # the first on top, and room for a label under the last
-    _mark_x(figure, bench.break_even, f"break-even {bench.break_even:.2f}")
+    _mark_x(figure, bench.break_even)
+    left = bench.break_even > (0.96 + edge) / 2  # the label stands on the side that has room
+    figure.add_annotation(
+        x=bench.break_even, y=0, yref="paper", yanchor="bottom", text=f"break-even {bench.break_even:.2f}",
+        showarrow=False, xanchor="right" if left else "left", xshift=-5 if left else 5,
+    )  # fmt: skip
     return figure
 
 
@@ -206,7 +210,7 @@ def speed(bench: Bench) -> go.Figure:
     most = max(spread.high for _, _, spread in bars)
     figure.update_xaxes(title_text="tokens per second, one request", range=[0, 1.14 * most])
     figure.update_yaxes(autorange="reversed", showgrid=False)
-    _mark_x(figure, bench.plain_tokens_per_s.median, "")
+    _mark_x(figure, bench.plain_tokens_per_s.median)
     return figure
 
 
@@ -266,22 +270,10 @@ def _figure(height: int) -> go.Figure:
     return figure
 
 
-def _mark_x(figure: go.Figure, x: float, label: str) -> None:
-    """A dashed vertical line, its label above the plot."""
-    figure.add_shape(
-        type="line",
-        x0=x,
-        x1=x,
-        y0=0,
-        y1=1,
-        yref="paper",
-        layer="below",
-        line={"color": GREY, "width": 1.5, "dash": "dot"},
-    )
-    if label:
-        figure.add_annotation(
-            x=x, y=0, yref="paper", text=label, showarrow=False, yanchor="bottom", xanchor="left", xshift=5,
-        )  # fmt: skip
+def _mark_x(figure: go.Figure, x: float) -> None:
+    """A dotted vertical line behind the data."""
+    line = {"color": GREY, "width": 1.5, "dash": "dot"}
+    figure.add_shape(type="line", x0=x, x1=x, y0=0, y1=1, yref="paper", layer="below", line=line)
 
 
 def _rounded(value: float) -> float:

@@ -45,13 +45,15 @@ def standing_instructions(run: Run) -> list[str]:
     for drafter in run.drafters:
         options = drafter.options
         found.append(
-            f"Drafter {drafter.name}: {options.algorithm}, {options.ttt_steps} TTT steps, {options.epochs:g} epochs, "
+            f"Drafter {drafter.name}: {options.algorithm}, {words.plural(options.ttt_steps, 'TTT step')}, "
+            f"{options.epochs:g} {'epoch' if options.epochs == 1 else 'epochs'}, "
             f"started from {'the target' if options.init == 'target' else 'scratch'}."
         )
     for name, suite in config.bench.suites.items():
         source = suite.dataset or "this run's test split"
         found.append(
-            f"Suite {name}: {source}, chains of {suite.draft_tokens} drafts, {suite.max_tokens} tokens a prompt."
+            f"Suite {name}: {source}, chains of {words.plural(suite.draft_tokens, 'draft')}, "
+            f"{suite.max_tokens} tokens a prompt."
         )
     return found
 

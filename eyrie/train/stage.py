@@ -19,11 +19,11 @@ from eyrie.errors import EyrieError
 from eyrie.formats.hidden import HiddenShard
 from eyrie.formats.manifest import Manifest, RowCounts, verified_manifest
 from eyrie.formats.publish import atomic, publish
-from eyrie.llama.weights import LlamaWeights
 from eyrie.machine import choose_device
 from eyrie.recipes import canonical_json
 from eyrie.stopwatch import Stopwatch
 from eyrie.targets.card import TargetCard, read_card, resolve
+from eyrie.targets.ends import TargetEnds, read_ends
 from eyrie.train.data import Row
 from eyrie.train.loop import Trainer
 from eyrie.train.loss import Teacher
@@ -55,14 +55,14 @@ def train(
             f"{merged / 'index.parquet'}: {len(splits['train'])} training and {len(splits['validation'])} validation; "
             "raise the token budgets or the fractions in merge"
         )
-    weights = LlamaWeights.load(resolve(model, card.revision))
-    drafter = new_drafter(card, weights, merged / "vocab.safetensors", layers, options)
+    ends = read_ends(resolve(model, card.revision), card.num_layers)
+    drafter = new_drafter(card, ends, merged / "vocab.safetensors", layers, options)
     ids = drafter.target_ids()
     place = torch.device(choose_device(device))
-    teacher = Teacher(weights.head_VH[ids].float().to(place), ids.to(place), card.vocab_size)
+    teacher = Teacher(ends.head_VH[ids].float().to(place), ids.to(place), card.vocab_size)
     inputs = {name: manifest.sha256 for name, manifest in manifests.items()}
     trainer = Trainer(
-        drafter.to(place), weights.embed_VH.float().to(place), teacher,
+        drafter.to(place), ends.embed_VH.float().to(place), teacher,
         splits["train"], splits["validation"], options, checkpoints,
         identity=hashlib.sha256(canonical_json({"recipe": recipe, "inputs": inputs}).encode()).hexdigest(),
     )  # fmt: skip
@@ -129,7 +129,7 @@ def read_rows(
 
 
 def new_drafter(
-    card: TargetCard, weights: LlamaWeights, vocabulary: Path, layers: tuple[int, int, int], options: Drafter
+    card: TargetCard, ends: TargetEnds, vocabulary: Path, layers: tuple[int, int, int], options: Drafter
 ) -> Eagle3:
     """A drafter shaped after one layer of the target, over the draft vocabulary that the merge chose."""
     vocab: dict[str, Tensor] = load_file(vocabulary)
@@ -153,7 +153,7 @@ def new_drafter(
     drafter.t2d.copy_(vocab["t2d"])
     generator = torch.Generator().manual_seed(options.seed)
     if options.init == "target":
-        start_from_target(drafter, weights, generator)
+        start_from_target(drafter, ends, generator)
     else:
         start_at_random(drafter, generator)
     return drafter

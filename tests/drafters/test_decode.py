@@ -17,6 +17,7 @@ from eyrie.drafters.decode import Eagle3Decoder
 from eyrie.drafters.eagle3 import Eagle3, Eagle3Config, start_at_random, start_from_target
 from eyrie.errors import EyrieError
 from eyrie.llama.weights import LlamaWeights, rotary
+from eyrie.targets.ends import read_ends
 
 H, V, DV, HEADS, D = 24, 50, 31, 4, 8
 
@@ -201,7 +202,7 @@ def test_start_from_target_is_the_target_s_last_layer(tiny_target: Path) -> None
         draft_vocab_size=600, layers=(1, 3, 5), ttt_steps=1, target_sha="x",
     )  # fmt: skip
     drafter = Eagle3(config)
-    start_from_target(drafter, weights, torch.Generator().manual_seed(0))
+    start_from_target(drafter, read_ends(tiny_target, t.num_layers), torch.Generator().manual_seed(0))
     with torch.no_grad():
         for linear in (drafter.midlayer.self_attn.q_proj, drafter.midlayer.self_attn.k_proj):
             linear.weight[:, :64] = 0
