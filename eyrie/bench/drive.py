@@ -30,8 +30,8 @@ class Runs:
         differing: prompts whose speculative output is not the plain one.
     """
 
+    repeats: dict[str, list[list[Trace]]]
     traces: dict[str, list[Trace]] = field(default_factory=lambda: {mode: [] for mode in MODES})
-    repeats: dict[str, list[list[Trace]]] = field(default_factory=lambda: {mode: [] for mode in MODES})
     differing: list[str] = field(default_factory=list)
 
 
@@ -56,15 +56,19 @@ class Driver:
         )
 
     def run(self, prompts: Sequence[Prompt]) -> Runs:
-        """Every prompt once in each mode, then ``repeats`` interleaved rounds over the timed prompts."""
-        runs = Runs()
+        """Every prompt in every mode, the timed ones ``repeats`` times, interleaved; each prompt is prefilled once."""
+        runs = Runs(repeats={mode: [[] for _ in range(self.suite.repeats)] for mode in MODES})
         self.decode("drafter", prefill(self.target, prompts[0].ids))  # compiles and warms, unmeasured
-        timed = spread_over(prompts, self.suite.timed_prompts)
-        total = len(prompts) + self.suite.repeats * len(timed)
-        with Progress("bench", total, "prompts") as progress:
-            for prompt in prompts:
+        timed = set(spread_over(prompts, self.suite.timed_prompts))
+        with Progress("bench", len(prompts), "prompts") as progress:
+            for index, prompt in enumerate(prompts):
                 start = prefill(self.target, prompt.ids)
-                plain, drafted = self.decode("plain", start), self.decode("drafter", start)
+                if index in timed:
+                    for repeat in range(self.suite.repeats):
+                        self._round(runs.repeats, repeat, index, start)
+                    plain, drafted = runs.repeats["plain"][0][-1], runs.repeats["drafter"][0][-1]
+                else:
+                    plain, drafted = self.decode("plain", start), self.decode("drafter", start)
                 lookup = replay(
                     prompt.ids,
                     plain.output_ids,
@@ -77,17 +81,13 @@ class Driver:
                 if drafted.output_ids != plain.output_ids:
                     runs.differing.append(prompt.id)
                 progress.advance(1)
-            for repeat in range(self.suite.repeats):
-                for mode in MODES:
-                    runs.repeats[mode].append([])
-                for place, index in enumerate(timed):
-                    start = prefill(self.target, prompts[index].ids)
-                    # who goes first rotates, so that drift of the machine's clock favours nobody
-                    for turn in range(len(MODES)):
-                        mode = MODES[(turn + place + repeat) % len(MODES)]
-                        runs.repeats[mode][-1].append(self.decode(mode, start))
-                    progress.advance(1)
         return runs
+
+    def _round(self, repeats: dict[str, list[list[Trace]]], repeat: int, index: int, start: Prefilled) -> None:
+        """One timed round of a prompt; who goes first rotates, so that drift of the clock favours nobody."""
+        for turn in range(len(MODES)):
+            mode = MODES[(turn + index + repeat) % len(MODES)]
+            repeats[mode][repeat].append(self.decode(mode, start))
 
 
 def spread_over(prompts: Sequence[Prompt], count: int) -> list[int]:

@@ -129,13 +129,14 @@ def start_from_target(drafter: Eagle3, ends: TargetEnds, generator: torch.Genera
             return
         drafter.fc.weight.zero_()
         drafter.fc.weight[:, 2 * H :] = torch.eye(H)
-        for name, linear in layer.self_attn.named_children():
-            if name == "o_proj":
-                linear.weight.copy_(last["self_attn.o_proj.weight"])
-            else:
-                linear.weight[:, H:] = last[f"self_attn.{name}.weight"].float()
-        for name, linear in layer.mlp.named_children():
-            linear.weight.copy_(last[f"mlp.{name}.weight"])
+        attention, mlp = layer.self_attn, layer.mlp
+        attention.q_proj.weight[:, H:] = last["self_attn.q_proj.weight"].float()
+        attention.k_proj.weight[:, H:] = last["self_attn.k_proj.weight"].float()
+        attention.v_proj.weight[:, H:] = last["self_attn.v_proj.weight"].float()
+        attention.o_proj.weight.copy_(last["self_attn.o_proj.weight"])
+        mlp.gate_proj.weight.copy_(last["mlp.gate_proj.weight"])
+        mlp.up_proj.weight.copy_(last["mlp.up_proj.weight"])
+        mlp.down_proj.weight.copy_(last["mlp.down_proj.weight"])
         layer.hidden_norm.weight.copy_(last["input_layernorm.weight"])
         layer.post_attention_layernorm.weight.copy_(last["post_attention_layernorm.weight"])
 

@@ -94,9 +94,16 @@ def test_who_goes_first_rotates(driver: Driver, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(driver, "decode", watching)
     driver.run(prompts())
-    timed = order[1 + 2 * 5 :]  # warming, then plain and drafter once for each prompt; prompt lookup is replayed
-    rounds = [timed[i : i + 3] for i in range(0, len(timed), 3)]
-    assert len(rounds) == 3 * 2
+    left = iter(order[1:])  # the first one warms
+    rounds = []
+    timed = spread_over(prompts(), driver.suite.timed_prompts)
+    for index in range(len(prompts())):
+        if index in timed:
+            rounds += [[next(left) for _ in MODES] for _ in range(driver.suite.repeats)]
+        else:  # prompt lookup is replayed, not run
+            assert [next(left), next(left)] == ["plain", "drafter"]
+    assert next(left, None) is None
+    assert len(rounds) == len(timed) * driver.suite.repeats > 0
     assert all(sorted(turn) == sorted(MODES) for turn in rounds)
     assert {turn[0] for turn in rounds} == set(MODES)
 
