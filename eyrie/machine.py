@@ -26,7 +26,9 @@ def choose_dtype(name: str, device: str) -> torch.dtype:
 
 
 def use_threads(count: int) -> None:
-    """Bound torch's CPU threads, so that jobs side by side do not fight for the cores."""
+    """Bound the CPU threads of torch and numba, so that jobs side by side do not fight for the cores."""
+    import numba
     import torch
 
     torch.set_num_threads(count)
+    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))

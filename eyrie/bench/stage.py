@@ -22,6 +22,7 @@ from eyrie.config import Suite
 from eyrie.errors import EyrieError
 from eyrie.formats.manifest import verified_manifest
 from eyrie.formats.publish import write_json
+from eyrie.machine import use_threads
 from eyrie.targets.card import TargetCard, read_card, resolve
 
 NEAR_TIE_TOKENS = 200
@@ -33,15 +34,13 @@ def bench(
 ) -> None:  # fmt: skip
     """Measure acceptance and speed of an exported drafter and write ``out``.
 
-    Decoding runs on one CPU thread in float32 with weights as stored; plain and speculative decoding share all code.
+    Decoding runs on the CPU in float32 with weights as stored; plain and speculative decoding share all code.
     """
-    import torch
-
     from eyrie.bench.drive import Driver, near_ties
     from eyrie.export.sglang import read_back
     from eyrie.llama.weights import LlamaWeights
 
-    torch.set_num_threads(threads)
+    use_threads(threads)
     options = Suite.model_validate(recipe["suite"])
     card = read_card(target)
     verified_manifest(export / "model.safetensors", stage="export", identity={"target": card.target})

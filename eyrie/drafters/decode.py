@@ -9,7 +9,7 @@ import torch
 from numba import njit
 
 from eyrie.drafters.eagle3 import Eagle3
-from eyrie.llama.kernels import add, attend_row, linear, rms_norm, swiglu
+from eyrie.llama.kernels import add, attend_rows, linear, rms_norm, swiglu
 from eyrie.llama.weights import rotary, storage
 
 
@@ -27,9 +27,7 @@ def draft_rows(
     qkv = np.empty((M, qkv_N2H.shape[0]), np.float32)
     linear(qkv_N2H, wide, qkv)
     mixed = np.empty((M, o_HN.shape[1]), np.float32)
-    scores = np.empty(k_GDT.shape[2], np.float32)
-    for m in range(M):
-        attend_row(qkv[m], start + m, k_GDT, v_GTD, cos_TD, sin_TD, mixed[m], scores)
+    attend_rows(qkv, start, k_GDT, v_GTD, cos_TD, sin_TD, mixed)
     linear(o_HN, mixed, out_MH)
     add(out_MH, feature_MH)
     normed = np.empty((M, H), np.float32)

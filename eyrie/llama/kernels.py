@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import njit, prange, types
 from numba.extending import intrinsic
 
 f32 = np.float32
+BLOCK = 96
+"""Outputs that one thread computes at a time."""
 
 
 @intrinsic
@@ -34,14 +36,14 @@ def widen(typing_context: Any, x: Any) -> Any:
 
 
 @njit(fastmath=True, error_model="numpy", cache=True)
-def linear(w_NK: Any, x_MK: Any, y_MN: Any) -> None:
-    """``y = x @ w.T`` for few rows; each weight is read once per four rows."""
-    N, K = w_NK.shape
+def linear_part(w_NK: Any, x_MK: Any, y_MN: Any, begin: int, end: int) -> None:
+    """Columns ``begin`` to ``end`` of :func:`linear`; each weight is read once per four rows."""
+    K = w_NK.shape[1]
     M = x_MK.shape[0]
     m = 0
     while M - m >= 4:
         x0, x1, x2, x3 = x_MK[m], x_MK[m + 1], x_MK[m + 2], x_MK[m + 3]
-        for n in range(N):
+        for n in range(begin, end):
             w = w_NK[n]
             a = f32(0)
             b = f32(0)
@@ -60,7 +62,7 @@ def linear(w_NK: Any, x_MK: Any, y_MN: Any) -> None:
         m += 4
     if M - m == 3:
         x0, x1, x2 = x_MK[m], x_MK[m + 1], x_MK[m + 2]
-        for n in range(N):
+        for n in range(begin, end):
             w = w_NK[n]
             a = f32(0)
             b = f32(0)
@@ -75,7 +77,7 @@ def linear(w_NK: Any, x_MK: Any, y_MN: Any) -> None:
             y_MN[m + 2, n] = c
     elif M - m == 2:
         x0, x1 = x_MK[m], x_MK[m + 1]
-        for n in range(N):
+        for n in range(begin, end):
             w = w_NK[n]
             a = f32(0)
             b = f32(0)
@@ -87,12 +89,23 @@ def linear(w_NK: Any, x_MK: Any, y_MN: Any) -> None:
             y_MN[m + 1, n] = b
     elif M - m == 1:
         x0 = x_MK[m]
-        for n in range(N):
+        for n in range(begin, end):
             w = w_NK[n]
             a = f32(0)
             for k in range(K):
                 a += widen(w[k]) * x0[k]
             y_MN[m, n] = a
+
+
+@njit(parallel=True, error_model="numpy", cache=True)
+def linear(w_NK: Any, x_MK: Any, y_MN: Any) -> None:
+    """``y = x @ w.T`` for few rows, outputs shared among numba's threads.
+
+    Every output is one sum over K by one thread, so its bits do not depend on how many threads there are.
+    """
+    N = w_NK.shape[0]
+    for block in prange((N + BLOCK - 1) // BLOCK):
+        linear_part(w_NK, x_MK, y_MN, block * BLOCK, min(N, (block + 1) * BLOCK))
 
 
 @njit(fastmath=True, error_model="numpy", cache=True)
@@ -164,40 +177,56 @@ def attend(q: Any, k_DT: Any, v_TD: Any, length: int, out: Any, scores: Any) -> 
 
 
 @njit(fastmath=True, error_model="numpy", cache=True)
-def attend_row(
-    qkv: Any, position: int, k_GDT: Any, v_GTD: Any, cos_TD: Any, sin_TD: Any, out: Any, scores: Any
-) -> None:
-    """Rotate one token's query and key, append key and value to the cache at ``position``, attend.
+def append_row(qkv: Any, position: int, k_GDT: Any, v_GTD: Any, cos_TD: Any, sin_TD: Any) -> None:
+    """Rotate one token's queries and keys in place and store keys and values in the cache at ``position``.
 
-    ``qkv`` is ``[(n_heads + 2 * n_kv) * hd]``; it is rotated in place. ``out`` is ``[n_heads * hd]``.
+    ``qkv`` is ``[(n_heads + 2 * n_kv) * hd]``.
     """
     G, D, _ = k_GDT.shape
     heads = qkv.shape[0] // D - 2 * G
     cos = cos_TD[position]
     sin = sin_TD[position]
+    for h in range(heads + G):
+        rotate(qkv[h * D : (h + 1) * D], cos, sin)
     for g in range(G):
-        key = qkv[(heads + g) * D : (heads + g + 1) * D]
-        rotate(key, cos, sin)
-        value = qkv[(heads + G + g) * D : (heads + G + g + 1) * D]
         for d in range(D):
-            k_GDT[g, d, position] = key[d]
-            v_GTD[g, position, d] = value[d]
-    for h in range(heads):
-        query = qkv[h * D : (h + 1) * D]
-        rotate(query, cos, sin)
-        g = h * G // heads
-        attend(query, k_GDT[g], v_GTD[g], position + 1, out[h * D : (h + 1) * D], scores)
+            k_GDT[g, d, position] = qkv[(heads + g) * D + d]
+            v_GTD[g, position, d] = qkv[(heads + G + g) * D + d]
 
 
 @njit(fastmath=True, error_model="numpy", cache=True)
 def attend_batch(
     qkv_BN: Any, slots_B: Any, lengths_B: Any, k_SGDT: Any, v_SGTD: Any, cos_TD: Any, sin_TD: Any, out_BN: Any
 ) -> None:
-    """:func:`attend_row` for one token of each of many sequences, each in its own cache slot."""
+    """Append and attend for one token of each of many sequences, each in its own cache slot."""
+    G, D = k_SGDT.shape[1], k_SGDT.shape[2]
+    heads = qkv_BN.shape[1] // D - 2 * G
     scores = np.empty(k_SGDT.shape[3], np.float32)
     for b in range(slots_B.shape[0]):
         s = slots_B[b]
-        attend_row(qkv_BN[b], lengths_B[b], k_SGDT[s], v_SGTD[s], cos_TD, sin_TD, out_BN[b], scores)
+        append_row(qkv_BN[b], lengths_B[b], k_SGDT[s], v_SGTD[s], cos_TD, sin_TD)
+        for h in range(heads):
+            part = slice(h * D, (h + 1) * D)
+            g = h * G // heads
+            attend(qkv_BN[b, part], k_SGDT[s, g], v_SGTD[s, g], lengths_B[b] + 1, out_BN[b, part], scores)
+
+
+@njit(parallel=True, error_model="numpy", cache=True)
+def attend_rows(qkv_MN: Any, start: int, k_GDT: Any, v_GTD: Any, cos_TD: Any, sin_TD: Any, out_MN: Any) -> None:
+    """Append ``M`` consecutive tokens of one sequence, then attend, heads shared among numba's threads."""
+    G, D, _ = k_GDT.shape
+    M = qkv_MN.shape[0]
+    heads = qkv_MN.shape[1] // D - 2 * G
+    for m in range(M):
+        append_row(qkv_MN[m], start + m, k_GDT, v_GTD, cos_TD, sin_TD)
+    for item in prange(M * heads):
+        m = item // heads
+        h = item % heads
+        scores = np.empty(start + m + 1, np.float32)
+        g = h * G // heads
+        attend(
+            qkv_MN[m, h * D : (h + 1) * D], k_GDT[g], v_GTD[g], start + m + 1, out_MN[m, h * D : (h + 1) * D], scores
+        )
 
 
 @njit(fastmath=True, error_model="numpy", cache=True)
@@ -222,9 +251,7 @@ def decoder_layer(
     qkv = np.empty((M, qkv_NH.shape[0]), np.float32)
     linear(qkv_NH, normed, qkv)
     mixed = np.empty((M, o_HN.shape[1]), np.float32)
-    scores = np.empty(k_GDT.shape[2], np.float32)
-    for m in range(M):
-        attend_row(qkv[m], start + m, k_GDT, v_GTD, cos_TD, sin_TD, mixed[m], scores)
+    attend_rows(qkv, start, k_GDT, v_GTD, cos_TD, sin_TD, mixed)
     delta = np.empty((M, H), np.float32)
     linear(o_HN, mixed, delta)
     add(x_MH, delta)

@@ -26,7 +26,7 @@ class SequenceDecoder:
     def __init__(self, weights: LlamaWeights, layers: tuple[int, ...], capacity: int) -> None:
         c = self.config = weights.config
         self.taps_A = np.array(layers, dtype=np.int64)
-        self.embed_VH, self.head_VH = weights.embed_VH, storage(weights.head_VH)
+        self.embed_VH, self.head_VH = storage(weights.embed_VH), storage(weights.head_VH)
         self.layers = (
             weights.attention_norm_LH.numpy(), storage(weights.qkv_LNH), storage(weights.o_LHN),
             weights.mlp_norm_LH.numpy(), storage(weights.gate_up_LNH), storage(weights.down_LHI),
@@ -43,7 +43,8 @@ class SequenceDecoder:
 
     def embed(self, ids: list[int]) -> FloatArray:
         """Token embeddings ``[M, H]`` float32."""
-        return self.embed_VH[ids].float().numpy()
+        rows = self.embed_VH[ids]
+        return (rows.astype(np.uint32) << 16).view(np.float32) if rows.dtype == np.uint16 else rows
 
     def extend(self, ids: list[int], *, logits_from: int = 0) -> tuple[FloatArray, FloatArray]:
         """Append ``M`` tokens.

@@ -19,7 +19,7 @@ from eyrie.errors import EyrieError
 from eyrie.formats.hidden import HiddenShard
 from eyrie.formats.manifest import Manifest, RowCounts, verified_manifest
 from eyrie.formats.publish import atomic, publish
-from eyrie.machine import choose_device
+from eyrie.machine import choose_device, use_threads
 from eyrie.recipes import canonical_json
 from eyrie.stopwatch import Stopwatch
 from eyrie.targets.card import TargetCard, read_card, resolve
@@ -41,7 +41,7 @@ def train(
     Raises:
         EyrieError: an input was made for another target, other layers or other token rows, or training diverged.
     """
-    torch.set_num_threads(threads)
+    use_threads(threads)
     stopwatch = Stopwatch()
     options = Drafter.model_validate({**recipe["drafter"], "checkpoint_every": checkpoint_every})
     card = read_card(target)

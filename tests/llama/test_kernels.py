@@ -102,16 +102,16 @@ def test_rotate_norm_and_swiglu() -> None:
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(4, 2), (6, 2), (3, 3), (4, 1)])
-def test_attend_row_groups_heads_and_appends_to_the_cache(heads: int, groups: int) -> None:
+def test_attend_rows_groups_heads_and_appends_to_the_cache(heads: int, groups: int) -> None:
     size, past = 8, 5
     cos, sin = rotary(past + 1, size, 10_000.0)
     qkv = randn(past + 1, (heads + 2 * groups) * size)
     k = np.zeros((groups, size, past + 1), np.float32)
     v = np.zeros((groups, past + 1, size), np.float32)
     out = np.empty((past + 1, heads * size), np.float32)
-    for t in range(past + 1):
-        row = qkv[t].clone().numpy()
-        kernels.attend_row(row, t, k, v, cos.numpy(), sin.numpy(), out[t], np.empty(past + 1, np.float32))
+    for rows in (slice(0, 3), slice(3, 4), slice(4, past + 1)):
+        part = qkv[rows].clone().numpy()
+        kernels.attend_rows(part, rows.start, k, v, cos.numpy(), sin.numpy(), out[rows])
     rotated = qkv.view(past + 1, heads + 2 * groups, size).transpose(0, 1)
     a, b = rotated.chunk(2, -1)
     turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
