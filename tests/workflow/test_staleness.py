@@ -95,7 +95,7 @@ def test_a_job_on_another_machine_does_what_the_person_said(
 
 def test_a_raised_budget_touches_the_last_shard_and_new_ones(run: Workspace) -> None:
     config = run.config()
-    config["datasets"]["smoke-code"]["token_budget"] = 1600
+    config["datasets"]["smoke-code"]["token_budget"] = 800
     changed = ["smoke-code/s0001", "smoke-code/s0002"]
     expected = jobs("ingest", "smoke-code/s0002") | jobs("generate", *changed) | shard_and_below(*changed)
     assert run.dry_run(config) == expected
@@ -103,7 +103,7 @@ def test_a_raised_budget_touches_the_last_shard_and_new_ones(run: Workspace) -> 
 
 def test_a_raised_budget_of_a_native_dataset(run: Workspace) -> None:
     config = run.config()
-    config["datasets"]["smoke-dialogue"]["token_budget"] = 1600
+    config["datasets"]["smoke-dialogue"]["token_budget"] = 800
     changed = ["smoke-dialogue/s0001", "smoke-dialogue/s0002"]
     assert run.dry_run(config) == jobs("ingest", "smoke-dialogue/s0002") | shard_and_below(*changed)
 
@@ -122,7 +122,7 @@ def test_prompts_ingested_again_with_the_same_bytes(run: Workspace) -> None:
 
 def test_a_dataset_is_added(run: Workspace) -> None:
     config = run.config()
-    config["datasets"]["more"] = {**config["datasets"]["smoke-chat"], "token_budget": 600}
+    config["datasets"]["more"] = {**config["datasets"]["smoke-chat"], "token_budget": 300}
     added = jobs("ingest", "more/s0000") | jobs("generate", "more/s0000") | shard_and_below("more/s0000")
     assert run.dry_run(config) == added
 
