@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eyrie.drafters.eagle3 import Eagle3
 from eyrie.errors import EyrieError
-from eyrie.llama.weights import rotary
+from eyrie.llama.weights import rotary, rotate_halves
 from eyrie.targets.card import TargetCard
 
 AGAIN = "export it again with `snakemake -R export`"
@@ -115,14 +115,11 @@ def first_step_logits(drafter: Eagle3, embedding_TH: Tensor, aux_TA: Tensor) -> 
     def heads(x_TN: Tensor) -> Tensor:
         return x_TN.view(T, -1, D).transpose(0, 1)
 
-    def turned(x_NTD: Tensor) -> Tensor:
-        a, b = x_NTD.chunk(2, dim=-1)
-        return torch.cat([a * cos_TD - b * sin_TD, b * cos_TD + a * sin_TD], dim=-1)
-
     feature_TH = drafter.fc(aux_TA)
     wide_T2H = drafter.attention_input(embedding_TH, feature_TH)
-    query = turned(heads(attention.q_proj(wide_T2H)))
-    key, value = turned(heads(attention.k_proj(wide_T2H))), heads(attention.v_proj(wide_T2H))
+    query = rotate_halves(heads(attention.q_proj(wide_T2H)), cos_TD, sin_TD)
+    key = rotate_halves(heads(attention.k_proj(wide_T2H)), cos_TD, sin_TD)
+    value = heads(attention.v_proj(wide_T2H))
     mixed_NTD = F.scaled_dot_product_attention(query[None], key[None], value[None], is_causal=True, enable_gqa=True)[0]
     return drafter.logits(drafter.finish(feature_TH, mixed_NTD.transpose(0, 1).reshape(T, -1)))
 

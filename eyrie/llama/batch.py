@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eyrie.llama import kernels
-from eyrie.llama.weights import LlamaWeights, rotary
+from eyrie.llama.weights import LlamaWeights, rotary, rotate_halves
 
 GROW = 256
 """Cache positions are allocated in steps of this many."""
@@ -73,8 +73,8 @@ class BatchDecoder:
             qkv = (
                 F.linear(normed.to(self.dtype), self.qkv[layer]).float().view(T, heads + 2 * groups, D).transpose(0, 1)
             )
-            q = _rotated(qkv[:heads], cos_TD, sin_TD)
-            k = _rotated(qkv[heads : heads + groups], cos_TD, sin_TD)
+            q = rotate_halves(qkv[:heads], cos_TD, sin_TD)
+            k = rotate_halves(qkv[heads : heads + groups], cos_TD, sin_TD)
             v = qkv[heads + groups :].contiguous()
             self.k_LSGDT[layer, slot, :, :, :T] = k.transpose(1, 2)
             self.v_LSGTD[layer, slot, :, :T] = v
@@ -117,11 +117,6 @@ class BatchDecoder:
     def _logits(self, x_BH: Tensor) -> Tensor:
         normed = F.rms_norm(x_BH, (self.config.hidden_size,), self.final_norm_H, self.config.rms_norm_eps)
         return F.linear(normed.to(self.dtype), self.head_VH).float()
-
-
-def _rotated(x_HTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    a, b = x_HTD.chunk(2, dim=-1)
-    return torch.cat([a * cos_TD - b * sin_TD, b * cos_TD + a * sin_TD], dim=-1)
 
 
 def row_quantum(weights: list[Tensor], rows: int) -> int:

@@ -155,6 +155,12 @@ def rotary(length: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     return angle.cos(), angle.sin()
 
 
+def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding over the last dimension; ``cos`` and ``sin`` broadcast against its halves."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
 def read_state(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder's safetensors files, by name."""
     files = sorted(folder.glob("*.safetensors"))

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eyrie.drafters.eagle3 import Eagle3
+from eyrie.llama.weights import rotate_halves
 
 CHUNK = 512
 """Rows of logits that exist at a time; keeps them in cache."""
@@ -154,7 +155,7 @@ def ttt_loss(
     # column t reads the embedding of token t + 1; the last column has none and no label either
     next_BTH = F.embedding(F.pad(batch.ids_BT[:, 1:], (0, 1)), embed_VH)
     wide_BT2H = drafter.attention_input(next_BTH, feature_BTH)
-    k0_BGTD = _rotate(_heads(attention.k_proj(wide_BT2H), c.head_dim), cos_TD[:T], sin_TD[:T])
+    k0_BGTD = rotate_halves(_heads(attention.k_proj(wide_BT2H), c.head_dim), cos_TD[:T], sin_TD[:T])
     v0_BGTD = _heads(attention.v_proj(wide_BT2H), c.head_dim)
     first_keys = _FirstKeys(k0_BGTD, v0_BGTD, batch, c.num_attention_heads // c.num_key_value_heads)
 
@@ -179,10 +180,10 @@ def ttt_loss(
             token_Q = batch.ids_BT[row_Q, column_Q + 1 + k]
             wide_Q = drafter.attention_input(F.embedding(token_Q, embed_VH), feature_QH)
             cos_Q, sin_Q = cos_TD[column_Q + k][:, None], sin_TD[column_Q + k][:, None]
-            key = _rotate(attention.k_proj(wide_Q).view(len(index), -1, c.head_dim), cos_Q, sin_Q)
+            key = rotate_halves(attention.k_proj(wide_Q).view(len(index), -1, c.head_dim), cos_Q, sin_Q)
             own.append((key, attention.v_proj(wide_Q).view(len(index), -1, c.head_dim)))
         cos_Q, sin_Q = cos_TD[column_Q + k][:, None], sin_TD[column_Q + k][:, None]
-        query_QND = _rotate(attention.q_proj(wide_Q).view(len(row_Q), -1, c.head_dim), cos_Q, sin_Q)
+        query_QND = rotate_halves(attention.q_proj(wide_Q).view(len(row_Q), -1, c.head_dim), cos_Q, sin_Q)
         mixed_QA = first_keys.attend(query_QND, row_Q, column_Q, own)
         output_QH = drafter.finish(feature_QH, mixed_QA)
 
@@ -243,9 +244,3 @@ class _FirstKeys:
 def _heads(x_BTA: Tensor, head_dim: int) -> Tensor:
     B, T, _ = x_BTA.shape
     return x_BTA.view(B, T, -1, head_dim).transpose(1, 2)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding over the last dimension; ``cos`` and ``sin`` broadcast against its halves."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
