@@ -23,7 +23,7 @@ REVISIONS = {
     "tokenize": 1,
     "merge": 1,
     "hidden": 1,
-    "train": 1,
+    "train": 2,
     "export": 1,
     "bench": 1,
     "report": 1,

@@ -14,7 +14,7 @@ from torch import Tensor
 from eyrie.llama import kernels
 from eyrie.llama.weights import LlamaWeights, rotary, rotate_halves
 
-GROW = 256
+GROW = 64
 """Cache positions are allocated in steps of this many."""
 
 
@@ -53,11 +53,13 @@ class BatchDecoder:
             return
         capacity = -(-length // GROW) * GROW
         c = self.config
-        k = torch.zeros(c.num_layers, self.slots, c.num_kv_heads, c.head_dim, capacity)
-        v = torch.zeros(c.num_layers, self.slots, c.num_kv_heads, capacity, c.head_dim)
-        if self.capacity:
-            k[..., : self.capacity] = self.k_LSGDT
-            v[..., : self.capacity, :] = self.v_LSGTD
+        # not cleared: nothing reads a position before it is written, and untouched pages cost neither time nor memory
+        k = torch.empty(c.num_layers, self.slots, c.num_kv_heads, c.head_dim, capacity)
+        v = torch.empty(c.num_layers, self.slots, c.num_kv_heads, capacity, c.head_dim)
+        for slot in self.lengths_S.nonzero()[:, 0].tolist():
+            cached = int(self.lengths_S[slot])
+            k[:, slot, :, :, :cached] = self.k_LSGDT[:, slot, :, :, :cached]
+            v[:, slot, :, :cached] = self.v_LSGTD[:, slot, :, :cached]
         self.k_LSGDT, self.v_LSGTD, self.capacity = k, v, capacity
         self.cos_TD, self.sin_TD = rotary(capacity, c.head_dim, c.rope_theta)
 

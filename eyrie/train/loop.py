@@ -56,9 +56,9 @@ class Trainer:
         self.lengths = [len(row.ids_T) for row in self.train_rows]
         per_epoch = len(self._epoch(0))
         self.total_steps = max(1, round(self.options.epochs * per_epoch))
-        self.optimizer = DrafterOptimizer(self.drafter, self.options, self.total_steps)
         longest = max(len(row.ids_T) for row in [*self.train_rows, *self.validation_rows])
         config = self.drafter.config
+        self.optimizer = DrafterOptimizer(self.drafter, self.options, self.total_steps, config.head_dim)
         tables = rotary(longest + self.options.ttt_steps, config.head_dim, config.rope_theta)
         self.cos_TD, self.sin_TD = (table.to(self.embed_VH.device) for table in tables)
         self.best_weights = self._weights()

@@ -27,6 +27,7 @@ from eyrie.targets.ends import TargetEnds, read_ends
 from eyrie.train.data import Row
 from eyrie.train.loop import Trainer
 from eyrie.train.loss import Teacher
+from eyrie.train.warmstart import fit_features
 
 
 def train(
@@ -57,6 +58,7 @@ def train(
         )
     ends = read_ends(resolve(model, card.revision), card.num_layers)
     drafter = new_drafter(card, ends, merged / "vocab.safetensors", layers, options)
+    fitted = fit_features(drafter, splits["train"]) if options.init == "target" else 0.0
     ids = drafter.target_ids()
     place = torch.device(choose_device(device))
     teacher = Teacher(ends.head_VH[ids].float().to(place), ids.to(place), card.vocab_size)
@@ -82,6 +84,7 @@ def train(
         draft.facts = {
             "steps": trainer.total_steps,
             "parameters": sum(p.numel() for p in drafter.parameters()),
+            "fitted_variance": round(fitted, 4),
             "simulated_acceptance_length": round(trainer.state.best, 4),
         }
         draft.stats = {**stopwatch.figures(), "threads": threads}

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from eyrie.config import Drafter
-from eyrie.train.optim import QUINTICS, DrafterOptimizer, orthogonalised
+from eyrie.train.optim import QUINTICS, DrafterOptimizer, orthogonalised, orthogonalised_blocks
+
+HEAD_DIM = 2
 
 
 class Toy(nn.Module):
@@ -57,17 +59,17 @@ def test_orthogonalised_moves_singular_values_and_keeps_the_vectors(shape: tuple
 
 
 def test_who_is_trained_by_what() -> None:
-    optimizer = DrafterOptimizer(Toy(), Drafter(), 10)
+    optimizer = DrafterOptimizer(Toy(), Drafter(), 10, HEAD_DIM)
     assert set(optimizer.matrices) == {"fc.weight", "tall.weight"}
     assert set(optimizer.others) == {"norm.weight", "lm_head.weight"}
-    only_adam = DrafterOptimizer(Toy(), Drafter(muon_learning_rate=0.0), 10)
+    only_adam = DrafterOptimizer(Toy(), Drafter(muon_learning_rate=0.0), 10, HEAD_DIM)
     assert not only_adam.matrices
     assert len(only_adam.others) == 4
 
 
 @pytest.mark.parametrize(("total", "warmup"), [(100, 10), (7, 1), (1, 1), (40, 40)])
 def test_schedule_rises_and_falls_linearly(total: int, warmup: int) -> None:
-    optimizer = DrafterOptimizer(Toy(), Drafter(warmup_fraction=warmup / total), total)
+    optimizer = DrafterOptimizer(Toy(), Drafter(warmup_fraction=warmup / total), total, HEAD_DIM)
     rates = [optimizer.rate(step) for step in range(total)]
     assert rates[:warmup] == pytest.approx([(i + 1) / warmup for i in range(warmup)])
     falling = total - warmup
@@ -77,7 +79,7 @@ def test_schedule_rises_and_falls_linearly(total: int, warmup: int) -> None:
 
 
 def test_rate_is_a_function_of_the_step() -> None:
-    used, fresh = (DrafterOptimizer(Toy(), Drafter(), 30) for _ in range(2))
+    used, fresh = (DrafterOptimizer(Toy(), Drafter(), 30, HEAD_DIM) for _ in range(2))
     for step in range(5):
         used.rate(step)
     assert [used.rate(step) for step in range(30)] == [fresh.rate(step) for step in range(30)]
@@ -86,7 +88,7 @@ def test_rate_is_a_function_of_the_step() -> None:
 def test_adam_equals_torch() -> None:
     options = Drafter(muon_learning_rate=0.0, learning_rate=1e-2, warmup_fraction=0.5, max_grad_norm=1e9)
     ours, theirs = Toy(), Toy()
-    optimizer = DrafterOptimizer(ours, options, 6)
+    optimizer = DrafterOptimizer(ours, options, 6, HEAD_DIM)
     reference = torch.optim.Adam(theirs.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
     for step in range(6):
         give_gradients(ours, step, scale=1.0)
@@ -104,15 +106,42 @@ def test_muon_moves_by_the_orthogonalised_update() -> None:
     before = {name: p.detach().clone() for name, p in toy.named_parameters()}
     give_gradients(toy, 3, scale=1.0)
     gradient = toy.tall.weight.grad.clone()
-    DrafterOptimizer(toy, options, 10).step(0)
+    DrafterOptimizer(toy, options, 10, HEAD_DIM).step(0)
     moved = before["tall.weight"] - toy.tall.weight.detach()
     # tall matrices move farther, by the root of their aspect ratio (12 / 3)
     assert torch.allclose(moved, 0.1 * 2 * orthogonalised(gradient), atol=1e-5)
 
 
+def test_blocks_are_orthogonalised_each_by_itself() -> None:
+    update = torch.randn(12, 5, generator=torch.Generator().manual_seed(2))
+    found = orthogonalised_blocks(update, 4)
+    for start in range(0, 12, 4):
+        assert torch.allclose(found[start : start + 4], orthogonalised(update[start : start + 4]), atol=1e-4)
+    assert torch.allclose(orthogonalised_blocks(update, 12), orthogonalised(update), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "rows", "inward"),
+    [
+        ("midlayer.self_attn.q_proj.weight", (6, 10), HEAD_DIM, False),
+        ("midlayer.self_attn.o_proj.weight", (5, 6), HEAD_DIM, True),
+        ("midlayer.mlp.gate_proj.weight", (386, 3), 2, False),  # 386 = 2 * 193: no divisor fits but 2
+        ("midlayer.mlp.down_proj.weight", (3, 384), 192, True),
+        ("fc.weight", (192, 9), 192, False),
+    ],
+)
+def test_blocks_lie_along_heads_and_units(name: str, shape: tuple[int, int], rows: int, inward: bool) -> None:
+    """A block never mixes two heads, and the side that faces the residual stream is never cut."""
+    optimizer = DrafterOptimizer(Toy(), Drafter(), 10, HEAD_DIM)
+    update = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    side = update.t() if inward else update
+    expected = orthogonalised_blocks(side, rows)
+    assert torch.equal(optimizer._orthogonalised(name, update), expected.t() if inward else expected)
+
+
 def test_gradients_are_clipped_and_gone_after_the_step() -> None:
     toy = Toy()
-    optimizer = DrafterOptimizer(toy, Drafter(max_grad_norm=0.5), 10)
+    optimizer = DrafterOptimizer(toy, Drafter(max_grad_norm=0.5), 10, HEAD_DIM)
     give_gradients(toy, 1, scale=10.0)
     expected = torch.cat([p.grad.flatten() for p in toy.parameters()]).norm()
     assert optimizer.step(0) == pytest.approx(expected.item(), rel=1e-5)
@@ -123,11 +152,11 @@ def test_gradients_are_clipped_and_gone_after_the_step() -> None:
 
 def test_state_round_trip_continues_exactly() -> None:
     one, two = Toy(), Toy()
-    a = DrafterOptimizer(one, Drafter(), 20)
+    a = DrafterOptimizer(one, Drafter(), 20, HEAD_DIM)
     for step in range(4):
         give_gradients(one, step)
         a.step(step)
-    b = DrafterOptimizer(two, Drafter(), 20)
+    b = DrafterOptimizer(two, Drafter(), 20, HEAD_DIM)
     two.load_state_dict(one.state_dict())
     b.restore({name: tensor.clone() for name, tensor in a.state().items()})
     assert len(a.state()) == 2 + 2 * 2
