@@ -12,7 +12,7 @@ from eyrie.conversation import REASONS, ROLES, Conversation, Reject, normalise, 
 
 USER = {"role": "user", "content": "How are you?"}
 ASSISTANT = {"role": "assistant", "content": "Well."}
-CALL = {"id": "a", "function": {"name": "f", "arguments": "{}"}}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}
 
 
 def refused(raw: Any) -> str:
@@ -47,7 +47,8 @@ def test_columns_may_be_json_strings_and_arrow_nulls_go() -> None:
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
-        ([], "no_messages"),
+        ([], "no_user_turn"),
+        ([{"role": "system", "content": "s"}], "no_user_turn"),
         (None, "no_messages"),
         ("[{", "bad_json"),
         (7, "malformed"),

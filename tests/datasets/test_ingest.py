@@ -71,7 +71,7 @@ def test_tool_declarations_are_kept_or_dropped(tmp_path: Path) -> None:
     path = source(tmp_path, [{"prompt": "a", "tools": [{"name": "f"}]}, {"messages": asked}])
     out = tmp_path / "s0000.jsonl.zst"
     ingest(recipe(path), "mine", out)
-    assert [row.get("tools") for row in read_jsonl(out)] == [[{"name": "f"}], None]
+    assert [row.get("tools") for row in read_jsonl(out)] == [[{"type": "function", "function": {"name": "f"}}], None]
     ingest(recipe(path, tools="drop"), "mine", out)
     assert ["tools" in row for row in read_jsonl(out)] == [False]
     assert verified_manifest(out, stage="ingest").rows.dropped == {"tool_turns": 1}
