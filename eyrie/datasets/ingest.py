@@ -13,7 +13,7 @@ from eyrie.datasets.keys import KeySet
 from eyrie.datasets.registry import Hub, Option, Raw, find_adapter
 from eyrie.errors import EyrieError
 from eyrie.formats.jsonl import jsonl_writer
-from eyrie.formats.manifest import RowCounts, sha256_of
+from eyrie.formats.manifest import RowCounts, manifest_path, read_manifest, sha256_of
 from eyrie.formats.publish import atomic, publish
 
 QUOTED = 300  # characters of a rejected row that the rejects file shows
@@ -63,11 +63,26 @@ def ingest(recipe: dict[str, Any], dataset_name: str, out: Path) -> None:
             found += 1
             if found == last:
                 break
+        if not dataset.revision:
+            _refuse_moved_source(out, dataset_name, facts.get("revision"))
         if not kept:
             raise EyrieError(_empty(dataset, dataset_name, shard, found, reasons, examples))
         draft.rows = RowCounts(read=kept + dropped.total(), kept=kept, dropped=dict(sorted(dropped.items())))
         source = {"source": dict(sorted(facts.items()))} if facts else {}
         draft.facts = {"kind": dataset.kind, "characters": characters, **source}
+
+
+def _refuse_moved_source(out: Path, name: str, commit: str | None) -> None:
+    """An unpinned hub dataset may have got a push since the shards beside this one were made."""
+    for other in sorted(out.parent.glob("s*.jsonl.zst")):
+        if commit is None or other == out or ".rejects." in other.name or not manifest_path(other).exists():
+            continue
+        before = read_manifest(other).facts.get("source", {}).get("revision")
+        if before not in {None, commit}:
+            raise EyrieError(
+                f"dataset {name}: the hub now has commit {commit}, {other} was read from {before}; pin "
+                f"datasets.{name}.revision to the one or the other"
+            )
 
 
 def _inputs(dataset: Dataset) -> dict[str, str]:

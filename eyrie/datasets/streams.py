@@ -76,7 +76,7 @@ def resolved(hub: Hub) -> tuple[Any, str]:
 
     with _reading(str(hub.repo)):
         builder = load_dataset_builder(str(hub.repo), hub.subset, revision=hub.revision, data_files=hub.files)
-    splits = list(builder.config.data_files or {})
+    splits = [str(split) for split in builder.config.data_files or {}]
     if hub.split in splits or (hub.split is None and len(splits) == 1):
         return builder, hub.split or splits[0]
     raise EyrieError(f"{hub.repo}: has no split {hub.split!r}; set `split` to one of: {', '.join(splits) or 'none'}")
