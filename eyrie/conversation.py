@@ -70,8 +70,11 @@ REASONS = {
 KEY_WORDS = 5  # a first turn with fewer words ("hello") names no conversation: later user turns join its key
 
 
+CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 LINE_END = re.compile(r"\r+\n")
-IMAGES = ("images", "image", "videos", "audios")  # keys of a message that hold what a text-only target cannot read
+IMAGES = frozenset(
+    {"images", "image", "videos", "audios"}
+)  # keys of a message that hold what a text-only target cannot read
 
 
 class Reject(Exception):
@@ -129,8 +132,7 @@ class Conversation:
         content: dict[str, Any] = {"messages": [message.to_dict() for message in self.messages]}
         if self.tools:
             content["tools"] = self.tools
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(CANONICAL.encode(content).encode()).hexdigest()[:16]
 
     @property
     def chars(self) -> int:
@@ -338,7 +340,9 @@ def _tool(tool: Any) -> dict[str, Any]:
 
 
 def _refuse_images(raw: dict[str, Any]) -> None:
-    for key in IMAGES:
+    if IMAGES.isdisjoint(raw):
+        return
+    for key in sorted(IMAGES & raw.keys()):
         if isinstance(raw.get(key), list | dict | bytes) and raw[key]:
             raise Reject("non_text_part", key)
 

@@ -23,10 +23,11 @@ LONGEST_ROW = 1 << 28  # characters; a row of an array that has no end by then i
 @contextmanager
 def jsonl_writer(path: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that writes one row to ``path``: one zstd frame, whose bytes depend on the rows alone."""
+    encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
     with path.open("wb") as raw, zstandard.ZstdCompressor(level=9).stream_writer(raw) as file:
 
         def write(row: dict[str, Any]) -> None:
-            file.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+            file.write(encoder.encode(row).encode() + b"\n")
 
         yield write
 
