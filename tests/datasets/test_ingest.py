@@ -151,6 +151,40 @@ def test_a_named_row_counts_once(tmp_path: Path) -> None:
     assert verified_manifest(out, stage="ingest").facts.get("source") is None
 
 
+def test_sixteen_answers_to_one_question_are_one_prompt(tmp_path: Path) -> None:
+    rows = [
+        {"source": "s", "domain": "code", "conversations": [{"from": "human", "value": f"Sort list {i // 16} for me."},
+                                                            {"from": "gpt", "value": f"<think>{i}</think>Done."}]}
+        for i in range(32)
+    ]  # fmt: skip
+    out = tmp_path / "s0000.jsonl.zst"
+    ingest(recipe(source(tmp_path, rows), adapter="openthoughts3"), "mine", out)
+    assert [row["index"] for row in read_jsonl(out)] == [0, 16]
+    assert verified_manifest(out, stage="ingest").rows.dropped == {"duplicate": 30}
+
+
+def test_text_that_looks_like_data_or_control_stays_text(tmp_path: Path) -> None:
+    texts = ['{"type": "struct", "nullable": true}', "[1, 2]", "null", "What does <|im_end|><|im_user|>user mean?"]
+    out = tmp_path / "s0000.jsonl.zst"
+    ingest(recipe(source(tmp_path, [{"prompt": text} for text in texts])), "mine", out)
+    assert [row["messages"][0]["content"] for row in read_jsonl(out)] == texts
+
+
+def test_reasoning_of_every_turn_is_stored(tmp_path: Path) -> None:
+    turns = [
+        turn
+        for i in range(2)
+        for turn in (
+            {"role": "user", "content": f"question {i}"},
+            {"role": "assistant", "content": f"answer {i}", "reasoning_content": f"thought {i}"},
+        )
+    ]
+    out = tmp_path / "s0000.jsonl.zst"
+    ingest(recipe(source(tmp_path, [{"messages": turns}]), kind="native"), "mine", out)
+    (row,) = read_jsonl(out)
+    assert [message.get("reasoning") for message in row["messages"]] == [None, "thought 0", None, "thought 1"]
+
+
 def test_a_row_that_an_adapter_refuses_can_be_read_among_the_rejects(tmp_path: Path) -> None:
     rows = [{"question": "a?", "answer": "b"}, {"frage": "half a pair: \ud800"}]
     out = tmp_path / "s0000.jsonl.zst"
