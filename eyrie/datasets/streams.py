@@ -22,6 +22,7 @@ from eyrie.formats.jsonl import json_rows, read_jsonl
 JSON_NAMES = re.compile(r"\.jsonl?(\.zst|\.gz)?$")
 COMMIT = re.compile(r"@([0-9a-f]{40})/")
 PARQUET_ROWS = 128  # rows decoded at once; a trajectory may hold 200 kB
+BUFFER = 1 << 20  # bytes of a column read at once; with the default a whole row group is
 
 
 def rows_of(source: Source, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
@@ -49,7 +50,7 @@ def rows_of(source: Source, columns: Sequence[str] = ()) -> Iterator[dict[str, A
     files = [str(file) for file in builder.config.data_files[split]]
     if commit := COMMIT.search(files[0] if files else ""):
         source.facts["revision"] = commit[1]
-    for key in ("repo", "subset"):
+    for key in ("repo", "subset", "files"):
         if source.path is None and getattr(hub, key):
             source.facts[key] = getattr(hub, key)
     source.facts["split"] = split
@@ -109,7 +110,7 @@ def _parquet(name: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     from pyarrow.parquet import ParquetFile
 
     with _reading(name), _open(name) as raw:
-        file = ParquetFile(raw)
+        file = ParquetFile(raw, buffer_size=BUFFER, pre_buffer=False)
         known = set(file.schema_arrow.names)
         wanted = [column for column in columns if column in known] or None
         for batch in file.iter_batches(PARQUET_ROWS, columns=wanted):

@@ -107,7 +107,8 @@ def test_a_hub_dataset_is_asked_for_by_name_and_its_commit_is_noted(
     source = Source({}, hub=Hub("owner/name", "sub", "train", "main", "a*.jsonl"))
     assert list(rows_of(source)) == [{"a": 1}]
     assert asked == ["owner/name", "sub", {"revision": "main", "data_files": "a*.jsonl"}]
-    assert source.facts == {"repo": "owner/name", "subset": "sub", "split": "train", "revision": commit}
+    place = {"repo": "owner/name", "subset": "sub", "files": "a*.jsonl", "split": "train"}
+    assert source.facts == {**place, "revision": commit}
 
 
 def test_shards_of_an_unpinned_dataset_are_not_mixed_from_two_commits(
