@@ -43,7 +43,7 @@ def rows_of(source: Source, columns: Sequence[str] = ()) -> Iterator[dict[str, A
         else:
             raise EyrieError(f"{path}: unknown kind of file; give .jsonl, .json (also .zst, .gz), .parquet or a folder")
         return
-    hub = source.hub if source.path is None else Hub(source.path, source.hub.subset, source.hub.split)
+    hub = source.hub if source.path is None else _folder(Path(source.path), source.hub)
     if hub.repo is None:
         raise EyrieError("needs `path`, a local file or folder, or `repo`, a dataset of the hub")
     builder, split = resolved(hub)
@@ -66,6 +66,11 @@ def rows_of(source: Source, columns: Sequence[str] = ()) -> Iterator[dict[str, A
             yield from builder.as_streaming_dataset(split=split)
 
 
+def _folder(path: Path, hub: Hub) -> Hub:
+    """The folder in place of the hub; without a card it has no subsets, whatever the hub's dataset has."""
+    return Hub(str(path), hub.subset if (path / "README.md").exists() else None, hub.split)
+
+
 def resolved(hub: Hub) -> tuple[Any, str]:
     """The library's builder for the dataset, its files resolved, and the split to read.
 
@@ -78,8 +83,10 @@ def resolved(hub: Hub) -> tuple[Any, str]:
     with _reading(str(hub.repo)):
         builder = load_dataset_builder(str(hub.repo), hub.subset, revision=hub.revision, data_files=hub.files)
     splits = [str(split) for split in builder.config.data_files or {}]
-    if hub.split in splits or (hub.split is None and len(splits) == 1):
-        return builder, hub.split or splits[0]
+    if hub.split in splits:
+        return builder, str(hub.split)
+    if len(splits) == 1 and (hub.split is None or Path(str(hub.repo)).is_dir()):
+        return builder, splits[0]
     raise EyrieError(f"{hub.repo}: has no split {hub.split!r}; set `split` to one of: {', '.join(splits) or 'none'}")
 
 

@@ -59,6 +59,11 @@ def test_the_order_of_files_does_not_change_the_rows(tmp_path: Path) -> None:
         assert read(folder) == [row for row in order for _ in range(3)]
 
 
+def test_a_plain_folder_of_files_stands_for_a_dataset_with_subsets(tmp_path: Path) -> None:
+    lines(tmp_path / "mine.jsonl", [{"a": 1}])
+    assert read(tmp_path, subset="kimi", split="train_sft") == [{"a": 1}]
+
+
 def test_parquet_files_keep_their_own_schemas(tmp_path: Path) -> None:
     first = {"messages": [{"role": "user", "content": "a"}], "tools": None, "big": "unread"}
     second = {"messages": [{"role": "user", "content": "b", "name": "n"}], "tools": [{"name": "f"}]}
