@@ -37,7 +37,7 @@ TOOLS = json.dumps([{"type": "function", "function": {"name": "look", "parameter
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """Rows without end, the same every time: 2.5 kB each on average; one in fifty is to be refused."""
+    """Rows without end, the same every time: 3.2 kB each on average; one in fifty is to be refused."""
     chance = random.Random(0)
 
     def text(words: int) -> str:
