@@ -69,7 +69,14 @@ class Dataset(Section):
     kind: Literal["answered", "native"] = Field(
         "answered", description="answered: the target writes the responses; native: the data holds them"
     )
-    path: str | None = Field(None, description="local file for adapters that read one (jsonl)")
+    path: str | None = Field(
+        None, description="local file (.jsonl, .json, .parquet; .zst, .gz) or folder, in place of the hub"
+    )
+    repo: str | None = Field(None, description="hub dataset; default: the one that the adapter was written for")
+    subset: str | None = Field(None, description="the hub dataset's configuration (the hub calls it subset)")
+    split: str | None = Field(None, description="the hub dataset's split")
+    revision: str | None = Field(None, description="commit of the hub dataset; pin it, or a push changes your prompts")
+    files: str | None = Field(None, description="glob of the files to read inside the hub dataset")
     options: dict[str, str | int | float | bool] = Field({}, description="options of the adapter itself")
     token_budget: int = Field(ge=1, description="completion tokens this dataset may hold; prompt tokens never count")
     tokens_per_shard: int = Field(1_000_000, ge=1, description="completion tokens one shard may hold")
@@ -80,6 +87,13 @@ class Dataset(Section):
     )
     weight: float = Field(1.0, gt=0.0, description="how often a row is drawn in training, relative to 1")
     sampling: Sampling = Field(Sampling(), description="overrides of the run's sampling for this dataset")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Dataset:
+        named = [key for key in ("repo", "revision", "files") if getattr(self, key)]
+        if self.path and named:
+            raise ValueError(f"path and {named[0]} name two sources: remove one of them")
+        return self
 
     @property
     def shards(self) -> list[str]:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+
+from eyrie.markers import Unpaired, split_reasoning
 
 ROLES = {
     "system": "system",
-    "developer": "system",
     "user": "user",
     "human": "user",
     "assistant": "assistant",
@@ -25,7 +28,6 @@ ROLES = {
     "bing": "assistant",
     "bard": "assistant",
     "ai": "assistant",
-    "model": "assistant",
     "tool": "tool",
     "function": "tool",
     "observation": "tool",
@@ -34,9 +36,10 @@ ROLES = {
 REASONS = {
     # normalising a row of a source
     "malformed": "the row, a message or its content is not of a shape that the adapter knows",
-    "no_messages": "the row holds no message",
+    "no_messages": "the row holds no list of messages",
     "unknown_role": "a role that is none of the known names",
     "bad_json": "a column that should hold JSON does not parse",
+    "unpaired_markers": "a reasoning or tool-call mark without its partner, or in a place where it means nothing",
     "bad_unicode": "text that is no valid Unicode (a lone surrogate)",
     "non_text_part": "an image or another part that a text-only target cannot read",
     "empty_content": "a message without text and without tool calls",
@@ -44,6 +47,7 @@ REASONS = {
     "no_user_turn": "no user turn to answer",
     "no_assistant_turn": "a native conversation without an answer",
     "tool_turns": "tool calls in a dataset that drops tool declarations",
+    "low_score": "scored below the adapter's min_score",
     "language": "not in the language asked for",
     "too_short": "fewer turns than asked for",
     "prompt_too_long": "longer than max_prompt_chars",
@@ -66,8 +70,20 @@ REASONS = {
 KEY_WORDS = 5  # a first turn with fewer words ("hello") names no conversation: later user turns join its key
 
 
+CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+LINE_END = re.compile(r"\r+\n")
+IMAGES = frozenset(
+    {"images", "image", "videos", "audios"}
+)  # keys of a message that hold what a text-only target cannot read
+
+
 class Reject(Exception):
-    """A row is left out; ``reason`` is a key of :data:`REASONS`, ``detail`` says what was found."""
+    """A row is left out; ``reason`` is a key of :data:`REASONS`, ``detail`` says what was found.
+
+    ``row`` is the source's own row, where an adapter refused it before it had the shape of a conversation.
+    """
+
+    row: Any = None
 
     def __init__(self, reason: str, detail: str = "") -> None:
         if reason not in REASONS:
@@ -79,18 +95,24 @@ class Reject(Exception):
 
 @dataclass(frozen=True)
 class Message:
-    """One turn. ``reasoning`` is text thought before ``content``; ``tool_calls`` are OpenAI-style dicts."""
+    """One turn.
+
+    ``reasoning`` is text thought before ``content``. ``tool_calls`` are OpenAI-style, with parsed arguments:
+    ``{"id": ..., "type": "function", "function": {"name": ..., "arguments": {...}}}``, the id only if the source has
+    one; ``tool_call_id`` of a tool's result names the call that it answers.
+    """
 
     role: str
     content: str
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
     name: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As stored: absent fields are left out."""
         row: dict[str, Any] = {"role": self.role, "content": self.content}
-        for key in ("reasoning", "tool_calls", "name"):
+        for key in ("reasoning", "tool_calls", "tool_call_id", "name"):
             if (value := getattr(self, key)) is not None:
                 row[key] = value
         return row
@@ -104,14 +126,13 @@ class Conversation:
     tools: list[dict[str, Any]] | None = None
     meta: dict[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """16 hex digits that depend on messages and tools alone."""
         content: dict[str, Any] = {"messages": [message.to_dict() for message in self.messages]}
         if self.tools:
             content["tools"] = self.tools
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(CANONICAL.encode(content).encode()).hexdigest()[:16]
 
     @property
     def chars(self) -> int:
@@ -137,39 +158,42 @@ class Conversation:
         last = max((i for i, message in enumerate(self.messages) if message.role == "user"), default=-1)
         if last < 0:
             raise Reject("no_user_turn")
-        return Conversation(self.messages[: last + 1], self.tools, self.meta)
+        return self._until(last)
 
     def as_finished(self) -> Conversation:
         """The conversation up to and with its last answer."""
         last = max((i for i, message in enumerate(self.messages) if message.role == "assistant"), default=-1)
         if last < 0:
             raise Reject("no_assistant_turn")
+        return self._until(last)
+
+    def _until(self, last: int) -> Conversation:
+        if last + 1 == len(self.messages):
+            return self
         return Conversation(self.messages[: last + 1], self.tools, self.meta)
 
 
 def normalise(raw: Any) -> Conversation:
-    """A raw row ``{"messages": [...], "tools": ..., "meta": {...}}`` in normal form.
+    """A raw row ``{"messages": [...], "tools": ..., "meta": {...}}`` in normal form; the normal form of it is itself.
 
-    Messages may spell ``role|from``, ``content|value|text`` and ``reasoning|reasoning_content``; content may be a list
-    of text parts; tools and tool calls may be JSON strings. Whatever stands before the first user turn, apart from
-    one system message, is cut off.
+    Messages may spell ``role|from``, ``content|value|text`` and ``reasoning|reasoning_content``; an answer may carry
+    its reasoning between marks (see :mod:`eyrie.markers`); content may be a list of text parts; messages, tools, tool
+    calls and the arguments of a call may be JSON strings. Nulls inside tools and calls go: unified Arrow structs put
+    every key of every row into all of them. Whatever stands before the first user turn, apart from one system message,
+    is cut off.
 
     Raises:
         Reject: with the reason, for anything that is not understood.
     """
     if not isinstance(raw, dict):
         raise Reject("malformed", f"row is {type(raw).__name__}")
-    listed = parsed(raw.get("messages"))
-    if not listed:
-        raise Reject("no_messages")
-    if not isinstance(listed, list):
-        raise Reject("malformed", f"messages is {type(listed).__name__}")
-    messages = _ordered([_message(message) for message in listed])
-    tools = parsed(raw.get("tools")) or None
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise Reject("malformed", "tools is no list of objects")
-    conversation = Conversation(tuple(messages), _without_nulls(tools), raw.get("meta") or {})
-    _check_unicode(conversation)
+    try:
+        messages = _ordered([_message(message) for message in listed(raw.get("messages"))])
+        _refuse_images(raw)
+        conversation = Conversation(tuple(messages), _tools(raw.get("tools")), raw.get("meta") or {})
+        _check_json(conversation)
+    except RecursionError:
+        raise Reject("malformed", "nested too deeply") from None
     return conversation
 
 
@@ -197,15 +221,33 @@ def plain_text(text: str) -> str:
 
 
 def parsed(value: Any) -> Any:
-    """``value``, or what it holds when it is a JSON string."""
+    """``value``, or what it holds when it is a JSON string; an empty string holds nothing."""
     if not isinstance(value, str):
         return value
     if not value.strip():
         return None
     try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise Reject("bad_json", str(error)) from None
+        return json.loads(value, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:  # not JSON; a number of 5,000 digits; 10,000 brackets
+        raise Reject("bad_json", str(error)[:200]) from None
+
+
+def listed(value: Any) -> list[Any]:
+    """The list of messages, also from a JSON string, or when Arrow gives it as one list per key."""
+    value = parsed(value)
+    if value is None:
+        raise Reject("no_messages")
+    if isinstance(value, dict) and value:
+        columns = list(value.values())
+        if all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
+            return [dict(zip(value, cells, strict=True)) for cells in zip(*columns, strict=True)]
+    if not isinstance(value, list):
+        raise Reject("malformed", f"messages is {type(value).__name__}")
+    return value
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _message(raw: Any) -> Message:
@@ -215,15 +257,94 @@ def _message(raw: Any) -> Message:
     role = ROLES.get(spelled.strip().lower()) if isinstance(spelled, str) else None
     if role is None:
         raise Reject("unknown_role", repr(spelled)[:60])
-    calls = parsed(raw.get("tool_calls")) or None
-    if calls is not None and (role != "assistant" or not all(isinstance(call, dict) for call in calls)):
-        raise Reject("malformed", "tool_calls")
+    _refuse_images(raw)
+    calls = _calls(raw)
     content = _text(_first(raw, "content", "value", "text"))
-    reasoning = _text(_first(raw, "reasoning", "reasoning_content")) or None
+    reasoning = _text(_first(raw, "reasoning", "reasoning_content"))
+    if role == "assistant":
+        content, reasoning = _unmarked(content, reasoning)
+    elif calls or reasoning.strip():
+        raise Reject("malformed", f"{'tool_calls' if calls else 'reasoning'} of a {role} message")
     if not content.strip() and not calls and role != "tool":
         raise Reject("empty_content", role)
-    name = raw.get("name")
-    return Message(role, content, reasoning, _without_nulls(calls), name if isinstance(name, str) and name else None)
+    answered, name = raw.get("tool_call_id"), raw.get("name")
+    return Message(
+        role,
+        content,
+        reasoning if reasoning.strip() else None,
+        calls,
+        answered if role == "tool" and isinstance(answered, str) and answered else None,
+        name if isinstance(name, str) and name else None,
+    )
+
+
+def _unmarked(content: str, reasoning: str) -> tuple[str, str]:
+    """Content and reasoning of an answer, the reasoning that stands in the content taken out of it."""
+    try:
+        marked, content = split_reasoning(content)
+    except Unpaired as error:
+        raise Reject("unpaired_markers", str(error)) from None
+    if marked is None or not marked.strip() or marked == reasoning.strip("\n"):
+        return content, reasoning
+    if reasoning.strip():
+        raise Reject("unpaired_markers", "two different reasonings")
+    return content, marked
+
+
+def _calls(raw: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The message's tool calls in one form; ``function_call`` is the older name of a single one."""
+    calls = parsed(raw.get("tool_calls")) or None
+    if calls is None and (single := parsed(raw.get("function_call"))):
+        calls = [single]
+    if calls is None:
+        return None
+    if not isinstance(calls, list):
+        raise Reject("malformed", f"tool_calls is {type(calls).__name__}")
+    return [_call(parsed(call)) for call in calls]
+
+
+def _call(call: Any) -> dict[str, Any]:
+    function = parsed(call.get("function")) if isinstance(call, dict) else None
+    function = call if function is None else function
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name or call.get("type") not in {None, "function"}:
+        raise Reject("malformed", f"tool call {str(call)[:60]}")
+    arguments = parsed(function.get("arguments"))
+    if not isinstance(arguments, dict | None):
+        raise Reject("malformed", f"arguments of tool call {name} are {type(arguments).__name__}")
+    made = {"type": "function", "function": {"name": name, "arguments": _without_nulls(arguments or {})}}
+    return {"id": call["id"], **made} if isinstance(call.get("id"), str) and call["id"] else made
+
+
+def _tools(raw: Any) -> list[dict[str, Any]] | None:
+    """The declared tools as ``{"type": "function", "function": {"name": ..., ...}}``."""
+    tools = parsed(raw) or None
+    if tools is None:
+        return None
+    if not isinstance(tools, list):
+        raise Reject("malformed", f"tools is {type(tools).__name__}")
+    return [_tool(parsed(tool)) for tool in tools]
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    function = parsed(tool.get("function")) if isinstance(tool, dict) else None
+    wrapped = function is not None
+    if not wrapped and isinstance(tool, dict):
+        function = {key: value for key, value in tool.items() if key != "type"}
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise Reject("malformed", f"declared tool {str(tool)[:60]}")
+    if isinstance(function.get("parameters"), str):
+        function = {**function, "parameters": parsed(function["parameters"])}
+    kind = tool["type"] if wrapped and isinstance(tool.get("type"), str) else "function"
+    return {"type": kind, "function": _without_nulls(function)}
+
+
+def _refuse_images(raw: dict[str, Any]) -> None:
+    if IMAGES.isdisjoint(raw):
+        return
+    for key in sorted(IMAGES & raw.keys()):
+        if isinstance(raw.get(key), list | dict | bytes) and raw[key]:
+            raise Reject("non_text_part", key)
 
 
 def _first(raw: dict[str, Any], *keys: str) -> Any:
@@ -242,19 +363,19 @@ def _text(content: Any) -> str:
         for part in content:
             if isinstance(part, str):
                 parts.append(part)
-            elif isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
+            elif isinstance(part, dict) and part.get("type") in {None, "text"} and isinstance(part.get("text"), str):
                 parts.append(part["text"])
             else:
                 raise Reject("non_text_part", str(part.get("type")) if isinstance(part, dict) else "")
         content = "".join(parts)
     if not isinstance(content, str):
         raise Reject("malformed", f"content is {type(content).__name__}")
-    return content.replace("\r\n", "\n")
+    return LINE_END.sub("\n", content) if "\r\n" in content else content
 
 
 def _ordered(messages: list[Message]) -> list[Message]:
     """Cut what stands before the first user turn (a leading system message stays); refuse impossible orders."""
-    system = messages[:1] if messages[0].role == "system" else []
+    system = messages[:1] if messages and messages[0].role == "system" else []
     rest = messages[len(system) :]
     while rest and rest[0].role != "user":
         rest = rest[1:]
@@ -275,7 +396,7 @@ def _ordered(messages: list[Message]) -> list[Message]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Without keys that hold null: unified Arrow structs put every key of every row into all of them."""
+    """Without keys that hold null."""
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):
@@ -283,9 +404,11 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _check_unicode(conversation: Conversation) -> None:
+def _check_json(conversation: Conversation) -> None:
+    """Refuse what could not be written, or would read back as something else."""
     try:
-        json.dumps(conversation.to_row(0), ensure_ascii=False).encode()
+        _ = conversation.id  # writes it once; kept, for it is wanted later
+        json.dumps(conversation.meta, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         raise Reject("bad_unicode") from None
     except (TypeError, ValueError):

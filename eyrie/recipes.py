@@ -18,7 +18,7 @@ from eyrie.config import Config
 REVISIONS = {
     "convert": 1,
     "target": 1,
-    "ingest": 1,
+    "ingest": 2,
     "generate": 1,
     "tokenize": 1,
     "merge": 1,

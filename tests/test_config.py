@@ -159,3 +159,9 @@ def test_every_option_is_described_and_machine_options_are_marked() -> None:
     for path in marked:
         row = next(line for line in markdown_reference().splitlines() if f"`{path}`" in line)
         assert "*(machine)*" in row
+
+
+def test_a_dataset_has_one_place() -> None:
+    datasets = {"a": {"adapter": "columns", "token_budget": 1, "path": "x.jsonl", "revision": "main"}}
+    with pytest.raises(EyrieError, match=r"datasets\.a: path and revision name two sources: remove one of them"):
+        parse_config({"run": "r", "target": {"model": "m"}, "datasets": datasets})

@@ -1,6 +1,15 @@
 """Datasets: adapters that read a source, and ingest, which makes prompt shards of them."""
 
-from eyrie.datasets import local, packaged  # noqa: F401  (importing them registers their adapters)
+from eyrie.datasets import (  # noqa: F401  (importing them registers their adapters)
+    agents,
+    code,
+    dialogue,
+    glaive,
+    kimi,
+    local,
+    packaged,
+    reasoning,
+)
 from eyrie.datasets.ingest import ingest, suite_prompts
 from eyrie.datasets.registry import ADAPTERS, Source, adapter, find_adapter
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from eyrie.config import Dataset
 from eyrie.conversation import Conversation, Reject, normalise, prompt_key
-from eyrie.datasets.registry import Option, Raw, find_adapter
+from eyrie.datasets.keys import KeySet
+from eyrie.datasets.registry import Hub, Option, Raw, find_adapter
 from eyrie.errors import EyrieError
-from eyrie.formats.jsonl import write_jsonl
-from eyrie.formats.manifest import RowCounts, sha256_of
+from eyrie.formats.jsonl import jsonl_writer
+from eyrie.formats.manifest import RowCounts, manifest_path, read_manifest, sha256_of
 from eyrie.formats.publish import atomic, publish
 
 QUOTED = 300  # characters of a rejected row that the rejects file shows
@@ -36,34 +37,62 @@ def ingest(recipe: dict[str, Any], dataset_name: str, out: Path) -> None:
     dataset = dataset_of(recipe)
     shard = recipe["shard"]
     first, last = shard * dataset.prompts_per_shard, (shard + 1) * dataset.prompts_per_shard
-    kept: list[dict[str, Any]] = []
-    rejects: list[dict[str, Any]] = []
     reasons: Counter[str] = Counter()  # of all rejects up to here, the earlier shards' too
-    found = 0
-    for index, raw, outcome in examined(dataset, dataset_name):
-        if isinstance(outcome, Reject):
-            reasons[outcome.reason] += 1
-            if first <= found:
-                rejects.append(_rejected(index, raw, outcome))
+    dropped: Counter[str] = Counter()  # of this shard's account
+    facts: dict[str, str] = {}
+    examples: dict[str, str] = {}
+    found = kept = characters = 0
+    with (
+        publish(out, stage="ingest", recipe=recipe, inputs=_inputs(dataset)) as draft,
+        atomic(rejects_path(out)) as part,
+        jsonl_writer(part) as write_reject,
+        jsonl_writer(draft.path) as write,
+    ):
+        for index, raw, outcome in examined(dataset, dataset_name, facts):
+            if isinstance(outcome, Reject):
+                reasons[outcome.reason] += 1
+                examples.setdefault(outcome.reason, outcome.detail)
+                if first <= found:
+                    dropped[outcome.reason] += 1
+                    write_reject(_rejected(index, raw, outcome))
+                continue
+            if found >= first:
+                write(outcome.to_row(index))
+                kept += 1
+                characters += sum(len(message.content) for message in outcome.messages)
+            found += 1
+            if found == last:
+                break
+        if not dataset.revision:
+            _refuse_moved_source(out, dataset_name, facts.get("revision"))
+        if not kept:
+            raise EyrieError(_empty(dataset, dataset_name, shard, found, reasons, examples))
+        draft.rows = RowCounts(read=kept + dropped.total(), kept=kept, dropped=dict(sorted(dropped.items())))
+        source = {"source": dict(sorted(facts.items()))} if facts else {}
+        draft.facts = {"kind": dataset.kind, "characters": characters, **source}
+
+
+def _refuse_moved_source(out: Path, name: str, commit: str | None) -> None:
+    """An unpinned hub dataset may have got a push since the shards beside this one were made."""
+    for other in sorted(out.parent.glob("s*.jsonl.zst")):
+        if commit is None or other == out or ".rejects." in other.name or not manifest_path(other).exists():
             continue
-        if found >= first:
-            kept.append(outcome.to_row(index))
-        found += 1
-        if found == last:
-            break
-    if not kept:
-        raise EyrieError(_empty(dataset, dataset_name, shard, found, reasons))
-    dropped = Counter(row["reason"] for row in rejects)
-    with atomic(rejects_path(out)) as part:
-        write_jsonl(part, rejects)
-    inputs = {Path(dataset.path).name: sha256_of(Path(dataset.path))} if dataset.path else {}
-    with publish(out, stage="ingest", recipe=recipe, inputs=inputs) as draft:
-        write_jsonl(draft.path, kept)
-        draft.rows = RowCounts(read=len(kept) + len(rejects), kept=len(kept), dropped=dict(sorted(dropped.items())))
-        draft.facts = {
-            "kind": dataset.kind,
-            "characters": sum(len(message["content"]) for row in kept for message in row["messages"]),
-        }
+        before = read_manifest(other).facts.get("source", {}).get("revision")
+        if before not in {None, commit}:
+            raise EyrieError(
+                f"dataset {name}: the hub now has commit {commit}, {other} was read from {before}; pin "
+                f"datasets.{name}.revision to the one or the other"
+            )
+
+
+def _inputs(dataset: Dataset) -> dict[str, str]:
+    """Hashes of the local file, or of every file in the local folder."""
+    if not dataset.path:
+        return {}
+    path = Path(dataset.path)
+    if not path.is_dir():
+        return {path.name: sha256_of(path)} if path.exists() else {}
+    return {str(file.relative_to(path)): sha256_of(file) for file in sorted(path.rglob("*")) if file.is_file()}
 
 
 def dataset_of(recipe: dict[str, Any]) -> Dataset:
@@ -71,18 +100,22 @@ def dataset_of(recipe: dict[str, Any]) -> Dataset:
     return Dataset.model_validate({**recipe["dataset"], "token_budget": 1})
 
 
-def examined(dataset: Dataset, name: str) -> Iterator[tuple[int, Raw, Conversation | Reject]]:
-    """Every row of the source: position, raw row, and what became of it."""
+def examined(
+    dataset: Dataset, name: str, facts: dict[str, str] | None = None
+) -> Iterator[tuple[int, Raw, Conversation | Reject]]:
+    """Every row of the source: position, raw row, and what became of it. ``facts`` takes what the reader finds out."""
+    hub = Hub(dataset.repo, dataset.subset, dataset.split, dataset.revision, dataset.files)
     try:
-        rows = find_adapter(dataset.adapter).open(dataset.options, dataset.kind, dataset.path)
-        seen: set[str] = set()
+        rows = find_adapter(dataset.adapter).open(dataset.options, dataset.kind, dataset.path, hub, facts)
+        seen = KeySet()
         for index, raw in enumerate(rows):
             try:
                 conversation = shaped(raw, dataset)
-                key = _duplicate_key(conversation, dataset.kind)
-                if key in seen:
+                named = raw.get("key") if isinstance(raw, dict) else None
+                if named is not None and not seen.add(f"key:{named}"):
+                    raise Reject("duplicate", str(named))
+                if not seen.add(_duplicate_key(conversation, dataset.kind)):
                     raise Reject("duplicate")
-                seen.add(key)
                 yield index, raw, conversation
             except Reject as reject:
                 yield index, raw, reject
@@ -127,14 +160,23 @@ def _rejected(index: int, raw: Raw, reject: Reject) -> dict[str, Any]:
     if reject.detail:
         row["detail"] = reject.detail
     if not isinstance(raw, Reject):
-        # Half a surrogate pair must not keep the row from being shown.
-        row["row"] = str(raw.get("messages"))[:QUOTED].encode(errors="replace").decode()
+        row["row"] = _excerpt(raw.get("messages"))
+    elif raw.row is not None:
+        row["row"] = _excerpt(raw.row)
     return row
 
 
-def _empty(dataset: Dataset, name: str, shard: int, found: int, reasons: Counter[str]) -> str:
+def _excerpt(value: Any) -> str:
+    """The beginning of a row; half a surrogate pair must not keep it from being shown."""
+    return str(value)[:QUOTED].encode(errors="replace").decode()
+
+
+def _empty(dataset: Dataset, name: str, shard: int, found: int, reasons: Counter[str], examples: dict[str, str]) -> str:
     if found == 0:
-        why = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common()) or "the source is empty"
+        counts = [f"{reason} {count}" for reason, count in reasons.most_common()]
+        if counts and (detail := examples[reasons.most_common(1)[0][0]]):
+            counts[0] += f", as in: {detail}"
+        why = "; ".join(counts) or "the source is empty"
         return f"dataset {name}: yields no prompt ({why}); mend the source or the options of adapter {dataset.adapter}"
     return (
         f"dataset {name}: shard s{shard:04d} would be empty, the source holds {found} usable prompts and "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from eyrie.formats.manifest import manifest_path, verified_manifest
 
 
 def recipe(path: Path, shard: int = 0, **fields: Any) -> dict[str, Any]:
-    dataset = {"adapter": "jsonl", "path": str(path), **fields}
+    dataset = {"adapter": "jsonl", "path": str(path)} | fields
     return {"revision": 1, "dataset": dataset, "shard": shard}
 
 
@@ -71,7 +72,7 @@ def test_tool_declarations_are_kept_or_dropped(tmp_path: Path) -> None:
     path = source(tmp_path, [{"prompt": "a", "tools": [{"name": "f"}]}, {"messages": asked}])
     out = tmp_path / "s0000.jsonl.zst"
     ingest(recipe(path), "mine", out)
-    assert [row.get("tools") for row in read_jsonl(out)] == [[{"name": "f"}], None]
+    assert [row.get("tools") for row in read_jsonl(out)] == [[{"type": "function", "function": {"name": "f"}}], None]
     ingest(recipe(path, tools="drop"), "mine", out)
     assert ["tools" in row for row in read_jsonl(out)] == [False]
     assert verified_manifest(out, stage="ingest").rows.dropped == {"tool_turns": 1}
@@ -105,6 +106,94 @@ def test_the_shards_accounts_add_up_to_the_source(texts: list[str], size: int) -
         assert [row["index"] for row in kept] == sorted({texts.index(text) for text in texts if text})
         # What stands behind the last full shard is nobody's; a last shard that is not full ends with the source.
         assert read == len(texts) if unique % size else read <= len(texts)
+
+
+CELL = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["role", "content", "x"]), inner),
+    max_leaves=4,
+)
+TURN = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "gpt", "tool", "narrator"])}, optional={"content": CELL}
+)
+ANY_ROW = st.dictionaries(st.sampled_from(["messages", "conversations", "tools", "prompt", "images"]), CELL) | (
+    st.fixed_dictionaries({"messages": st.lists(TURN, max_size=4)})
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(ANY_ROW, max_size=12), st.sampled_from(["answered", "native"]))
+def test_whatever_the_rows_hold_each_is_kept_or_refused_and_the_counts_balance(rows: list[Any], kind: str) -> None:
+    import tempfile
+
+    good = chat("a question that is surely kept", "and its answer")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "s0000.jsonl.zst"
+        ingest(recipe(source(Path(folder), [good, *rows]), kind=kind), "mine", out)
+        manifest = verified_manifest(out, stage="ingest")
+        assert manifest.rows.read == len(rows) + 1
+        kept = [row["index"] for row in read_jsonl(out)]
+        refused = [(row["index"], row["reason"]) for row in read_jsonl(rejects_path(out))]
+        assert sorted([*kept, *(index for index, _ in refused)]) == list(range(len(rows) + 1))
+        assert dict(sorted(Counter(reason for _, reason in refused).items())) == manifest.rows.dropped
+
+
+def test_a_named_row_counts_once(tmp_path: Path) -> None:
+    message = {"role": "user", "content": "Fix it."}
+    rows = [
+        {"messages": [{**message, "content": f"Fix {n}."}], "instance_id": "a", "traj_id": str(n // 2)}
+        for n in range(4)
+    ]
+    out = tmp_path / "s0000.jsonl.zst"
+    ingest(recipe(source(tmp_path, rows), adapter="swe-smith"), "mine", out)
+    assert [row["index"] for row in read_jsonl(out)] == [0, 2]
+    assert [row["detail"] for row in read_jsonl(rejects_path(out))] == ["a 0", "a 1"]
+    assert verified_manifest(out, stage="ingest").facts.get("source") is None
+
+
+def test_sixteen_answers_to_one_question_are_one_prompt(tmp_path: Path) -> None:
+    rows = [
+        {"source": "s", "domain": "code", "conversations": [{"from": "human", "value": f"Sort list {i // 16} for me."},
+                                                            {"from": "gpt", "value": f"<think>{i}</think>Done."}]}
+        for i in range(32)
+    ]  # fmt: skip
+    out = tmp_path / "s0000.jsonl.zst"
+    ingest(recipe(source(tmp_path, rows), adapter="openthoughts3"), "mine", out)
+    assert [row["index"] for row in read_jsonl(out)] == [0, 16]
+    assert verified_manifest(out, stage="ingest").rows.dropped == {"duplicate": 30}
+
+
+def test_text_that_looks_like_data_or_control_stays_text(tmp_path: Path) -> None:
+    texts = ['{"type": "struct", "nullable": true}', "[1, 2]", "null", "What does <|im_end|><|im_user|>user mean?"]
+    out = tmp_path / "s0000.jsonl.zst"
+    ingest(recipe(source(tmp_path, [{"prompt": text} for text in texts])), "mine", out)
+    assert [row["messages"][0]["content"] for row in read_jsonl(out)] == texts
+
+
+def test_reasoning_of_every_turn_is_stored(tmp_path: Path) -> None:
+    turns = [
+        turn
+        for i in range(2)
+        for turn in (
+            {"role": "user", "content": f"question {i}"},
+            {"role": "assistant", "content": f"answer {i}", "reasoning_content": f"thought {i}"},
+        )
+    ]
+    out = tmp_path / "s0000.jsonl.zst"
+    ingest(recipe(source(tmp_path, [{"messages": turns}]), kind="native"), "mine", out)
+    (row,) = read_jsonl(out)
+    assert [message.get("reasoning") for message in row["messages"]] == [None, "thought 0", None, "thought 1"]
+
+
+def test_a_row_that_an_adapter_refuses_can_be_read_among_the_rejects(tmp_path: Path) -> None:
+    rows = [{"question": "a?", "answer": "b"}, {"frage": "half a pair: \ud800"}]
+    out = tmp_path / "s0000.jsonl.zst"
+    ingest(recipe(source(tmp_path, rows), adapter="gsm8k"), "mine", out)
+    (refused,) = read_jsonl(rejects_path(out))
+    assert refused["index"] == 1
+    assert refused["reason"] == "malformed"
+    assert refused["detail"] == "no column 'question'; the row has: frage"
+    assert "half a pair" in refused["row"]
 
 
 def test_a_dataset_that_yields_nothing_is_named(tmp_path: Path) -> None:
