@@ -21,7 +21,7 @@ REVISIONS = {
     "ingest": 1,
     "generate": 1,
     "tokenize": 1,
-    "merge": 1,
+    "merge": 2,
     "hidden": 1,
     "train": 1,
     "export": 1,
@@ -69,7 +69,7 @@ def _target(config: Config, *_: str) -> dict[str, Any]:
 
 
 def _ingest(config: Config, dataset: str, shard: str, *_: str) -> dict[str, Any]:
-    source = subtree(config.datasets[dataset], "token_budget", "tokens_per_shard", "weight", "sampling")
+    source = subtree(config.datasets[dataset], "token_budget", "tokens_per_shard", "weight", "token_cap", "sampling")
     return {"dataset": source, "shard": int(shard[1:])}
 
 
@@ -93,6 +93,7 @@ def _merge(config: Config, *_: str) -> dict[str, Any]:
     return {
         "merge": subtree(config.merge),
         "datasets": [[name, chosen.weight] for name, chosen in config.datasets.items()],
+        "caps": {name: chosen.token_cap for name, chosen in config.datasets.items() if chosen.token_cap},
         "suites": {
             name: subtree(suite, "prompts_per_dataset", "max_tokens", "draft_tokens", "ngram_size",
                           "timed_prompts", "repeats")

@@ -110,6 +110,11 @@ def raw_source(wildcards):
     return CONFIG.datasets[wildcards.dataset].path or []
 
 
+def kept_vocabulary(wildcards):
+    """The earlier drafter whose draft vocabulary is kept, if the config names one."""
+    return CONFIG.merge.draft_vocab_file or []
+
+
 def checkpoint_every(wildcards):
     return CONFIG.drafters[wildcards.drafter].checkpoint_every
 
