@@ -45,6 +45,7 @@ EXPORT = f"{RUN}/export/{{drafter}}/sglang"
 BENCH = f"{RUN}/bench/{{drafter}}/{{suite}}.json"
 REPORT = f"{RUN}/report.html"
 STATUS = f"{RUN}/STATUS.md"
+PREVIEW = f"{RUN}/preview.html"
 RESOLVED = f"{RUN}/config.resolved.yaml"
 
 SHARDS = [(name, shard) for name, dataset in CONFIG.datasets.items() for shard in dataset.shards]

@@ -14,7 +14,8 @@ import yaml
 from fake_run import FakeRun, bench_figures
 
 from eyrie.report import charts, write_report
-from eyrie.report.collect import Bench, Point, collect
+from eyrie.report.collect import Point, collect
+from eyrie.report.figures import Bench
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>|\"'`&amp;"
