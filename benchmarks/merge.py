@@ -14,6 +14,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,6 @@ import polars as pl
 from rich.console import Console
 from rich.table import Table
 
-from eyrie.bench.stage import machine
-from eyrie.conversation import prompt_key
 from eyrie.datasets import Source, adapter
 from eyrie.errors import run_cli
 from eyrie.formats.manifest import RowCounts
@@ -31,14 +30,13 @@ from eyrie.formats.publish import publish, write_json
 from eyrie.formats.tokens import token_schema
 from eyrie.merge import merge
 from eyrie.merge.vocabulary import add_counts, choose
-from eyrie.targets.card import TargetCard, read_card
+from eyrie.targets.card import TargetCard
 
 DATASETS = ("code", "chat", "writing", "tools")
 VOCAB_SIZE, DRAFT_VOCAB_SIZE = 163_840, 32_000
 ROWS_PER_SHARD = 4_000
 WORDS_PER_PROMPT, PROMPT_TOKENS, ANSWER_TOKENS = 50, 60, 100  # means
 SUITE_PROMPTS = 1_000
-LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 
 def card() -> TargetCard:
@@ -58,13 +56,39 @@ def token_ids(rng: np.random.Generator, count: int) -> np.ndarray:
     return (VOCAB_SIZE ** rng.random(count)).astype(np.int32) - 1
 
 
+@cache
+def lexicon() -> list[str]:
+    """Fifty thousand words."""
+    rng = np.random.default_rng(0)
+    letters = (rng.integers(0, 26, (50_000, 10)) + ord("a")).tolist()
+    return [bytes(word[:size]).decode() for word, size in zip(letters, rng.integers(2, 10, 50_000), strict=True)]
+
+
 def texts(rng: np.random.Generator, count: int) -> list[str]:
-    """Prompts of about fifty words out of fifty thousand."""
-    lexicon = np.random.default_rng(0)
-    words = ["".join(lexicon.choice(LETTERS, size)) for size in lexicon.integers(2, 10, 50_000)]
+    """About fifty words each, frequent ones frequent."""
+    words = lexicon()
     sizes = rng.poisson(WORDS_PER_PROMPT, count) + 1
     drawn = iter((len(words) ** rng.random(int(sizes.sum()))).astype(np.int64) - 1)
     return [" ".join(words[next(drawn)] for _ in range(size)) for size in sizes]
+
+
+@cache
+def suite_texts() -> list[str]:
+    return texts(np.random.default_rng(0), SUITE_PROMPTS)
+
+
+@cache
+def common_texts() -> list[str]:
+    return texts(np.random.default_rng(1), SUITE_PROMPTS)
+
+
+def prompts(rng: np.random.Generator, count: int) -> list[str]:
+    """Prompts of rows: one in 500 quotes the suite, one in 200 a text that other rows quote too."""
+    made = texts(rng, count)
+    for first, step, quoted in ((0, 500, suite_texts()), (7, 200, common_texts())):
+        for row in range(first, count, step):
+            made[row] += " " + quoted[int(rng.integers(len(quoted)))]
+    return made
 
 
 def make_shard(folder: Path, number: int, rows: int) -> Path:
@@ -76,11 +100,7 @@ def make_shard(folder: Path, number: int, rows: int) -> Path:
     ids = pl.DataFrame({"row": np.repeat(np.arange(rows), length), "id": token_ids(rng, int(length.sum()))})
     span = pl.struct(start=pl.col("start"), end=pl.col("end"))
     shared = number // len(DATASETS)
-    names = [
-        f"shared {shared} {row}" if row % 20 == 0 else f"own {number} {row}"
-        for row in range(rows)
-    ]  # fmt: skip
-    keys = [prompt_key([{"role": "user", "content": name}]) for name in names]
+    keys = [f"{shared if row % 20 == 0 else number + 2**20:08x}{row:08x}" for row in range(rows)]
     frame = pl.DataFrame({
         "row_id": [f"{number:08x}{row:08x}:1" for row in range(rows)],
         "conversation": [f"{number:08x}{row:08x}" for row in range(rows)],
@@ -91,7 +111,7 @@ def make_shard(folder: Path, number: int, rows: int) -> Path:
         "length": length,
         "completion_tokens": answer,
         "finish_reason": ["stop"] * rows,
-        "prompt_text": texts(rng, rows),
+        "prompt_text": prompts(rng, rows),
     })  # fmt: skip
     path = folder / "tokens" / DATASETS[number % len(DATASETS)] / f"s{number // len(DATASETS):04d}.parquet"
     with publish(path, stage="tokenize", recipe={}, identity=card().identity()) as draft:
@@ -101,7 +121,7 @@ def make_shard(folder: Path, number: int, rows: int) -> Path:
 
 
 def suite(source: Source) -> Iterator[dict[str, Any]]:
-    for text in texts(np.random.default_rng(0), SUITE_PROMPTS):  # the first prompts of the first shard are near these
+    for text in suite_texts():
         yield {"messages": [{"role": "user", "content": text}]}
 
 
@@ -152,10 +172,10 @@ def vocabulary(ids: int) -> dict[str, Any]:
 
 
 def measure(rows: int, ids: int, folder: Path) -> dict[str, Any]:
+    from eyrie.bench.stage import machine  # not above: it brings torch, which the merge does without
+
     write_json(folder / "target.json", card().model_dump())
-    assert read_card(folder / "target.json")
-    sizes = [min(ROWS_PER_SHARD, rows - start) for start in range(0, rows, ROWS_PER_SHARD)]
-    per_shard = max(1, min(sizes[0], rows // (4 * len(DATASETS))))
+    per_shard = max(1, min(ROWS_PER_SHARD, rows // (4 * len(DATASETS))))
     sizes = [per_shard] * (rows // per_shard)
     paths = [make_shard(folder, number, size) for number, size in enumerate(sizes)]
     cap = sum(sizes) // len(DATASETS) * ANSWER_TOKENS // 2
