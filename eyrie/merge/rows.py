@@ -81,9 +81,8 @@ def with_splits(rows: pl.DataFrame, options: Merge) -> pl.DataFrame:
     """Adds ``split``."""
     import polars as pl
 
-    names = rows["conversation"].unique().to_list()
-    splits = pl.DataFrame({"conversation": names, "split": [split_of(name, options) for name in names]})
-    return rows.join(splits, on="conversation", how="left", maintain_order="left")
+    made = (split_of(name, options) for name in rows["conversation"])
+    return rows.with_columns(pl.Series("split", made, dtype=pl.String))
 
 
 def with_owners(rows: pl.DataFrame, caps: Mapping[str, int]) -> pl.DataFrame:
