@@ -127,6 +127,24 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert HOSTILE.replace("|", "\\|") in status, "a table cell in Markdown stays one cell"
 
 
+def test_what_the_merge_warns_of_is_said_before_all_else_of_the_data(fake_run: FakeRun) -> None:
+    summary = fake_run.folder / "merged" / "summary.json"
+    figures = json.loads(summary.read_text())
+    figures["warnings"] = ["dataset chat brings 64% of the weighted training tokens"]
+    figures["datasets"]["chat"] |= {"share": 0.64, "over_share": True}
+    figures["draft_vocabulary"]["kept_from"] = "earlier/model.safetensors"
+    summary.write_text(json.dumps(figures))
+    page, status = written(fake_run)
+    text = Outline(page).text
+    assert "Dataset chat brings 64% of the weighted training tokens." in text
+    assert "* Dataset chat brings 64% of the weighted training tokens." in status
+    assert text.count("over twice its even share") == 1
+    assert "It was kept from earlier/model.safetensors." in text
+    assert "204 at 50%" in text
+    assert "8.1%" in text
+    assert "77.4%" in text
+
+
 def test_without_a_benchmark_the_page_says_so(fake_run: FakeRun) -> None:
     (fake_run.folder / "bench" / "eagle3" / "held-out.json").unlink()
     page, status = written(fake_run)
