@@ -86,6 +86,9 @@ class Dataset(Section):
         "require", description="drop: use a tool dataset's questions without its tool declarations"
     )
     weight: float = Field(1.0, gt=0.0, description="how often a row is drawn in training, relative to 1")
+    token_cap: int | None = Field(
+        None, ge=1, description="completion tokens that the merge may take of this dataset; default: all"
+    )
     sampling: Sampling = Field(Sampling(), description="overrides of the run's sampling for this dataset")
 
     @model_validator(mode="after")
@@ -128,6 +131,10 @@ class Merge(Section):
     validation_fraction: Fraction = Field(0.04, description="conversations that choose the best checkpoint")
     test_fraction: Fraction = Field(0.08, description="conversations held out for the benchmark")
     draft_vocab_size: int = Field(32_000, ge=16, description="target tokens that the drafter can propose")
+    draft_vocab_from: str | None = Field(
+        None,
+        description="keep the draft vocabulary of this drafter (folder or safetensors file) instead of counting one",
+    )
     decontamination_ngram: int = Field(
         13, ge=1, description="words; a row sharing an n-gram this long with a benchmark prompt is left out"
     )
@@ -137,6 +144,18 @@ class Merge(Section):
         if self.validation_fraction + self.test_fraction >= 1.0:
             raise ValueError("validation_fraction + test_fraction must stay under 1: no conversation would train")
         return self
+
+    @model_validator(mode="after")
+    def _one_vocabulary(self) -> Merge:
+        if self.draft_vocab_from and "draft_vocab_size" in self.model_fields_set:
+            raise ValueError("draft_vocab_from brings its own size: give it or draft_vocab_size, not both")
+        return self
+
+    @property
+    def draft_vocab_file(self) -> str | None:
+        """The safetensors file that ``draft_vocab_from`` means; a drafter's folder stands for its weights."""
+        source = self.draft_vocab_from
+        return source if source is None or source.endswith(".safetensors") else f"{source}/model.safetensors"
 
 
 class Hidden(Section):

@@ -62,6 +62,7 @@ REASONS = {
     "reasoning_dropped": "the chat template drops the turn's reasoning",
     "over_budget": "the shard's token budget is full",
     # merge
+    "over_cap": "the dataset's token_cap is full",
     "cross_dataset_duplicate": "the same prompt stands in a dataset that comes earlier in the config",
     "held_out_prompt": "shares its prompt, or a long run of its words, with a row of the run's own test split",
     "benchmark_prompt": "shares its prompt, or a long run of its words, with a configured benchmark suite",

@@ -21,7 +21,8 @@ REVISIONS = {
     "ingest": 2,
     "generate": 1,
     "tokenize": 1,
-    "merge": 1,
+    "merge": 2,
+    "preview": 1,
     "hidden": 1,
     "train": 2,
     "export": 1,
@@ -69,7 +70,7 @@ def _target(config: Config, *_: str) -> dict[str, Any]:
 
 
 def _ingest(config: Config, dataset: str, shard: str, *_: str) -> dict[str, Any]:
-    source = subtree(config.datasets[dataset], "token_budget", "tokens_per_shard", "weight", "sampling")
+    source = subtree(config.datasets[dataset], "token_budget", "tokens_per_shard", "weight", "token_cap", "sampling")
     return {"dataset": source, "shard": int(shard[1:])}
 
 
@@ -93,6 +94,7 @@ def _merge(config: Config, *_: str) -> dict[str, Any]:
     return {
         "merge": subtree(config.merge),
         "datasets": [[name, chosen.weight] for name, chosen in config.datasets.items()],
+        "caps": {name: chosen.token_cap for name, chosen in config.datasets.items() if chosen.token_cap},
         "suites": {
             name: subtree(suite, "prompts_per_dataset", "max_tokens", "draft_tokens", "ngram_size",
                           "timed_prompts", "repeats")
@@ -125,6 +127,7 @@ _CONTENT: dict[str, Callable[[Config, str, str, str, str], dict[str, Any]]] = {
     "generate": _generate,
     "tokenize": _tokenize,
     "merge": _merge,
+    "preview": _target,
     "hidden": _hidden,
     "train": _train,
     "export": _export,

@@ -45,6 +45,7 @@ EXPORT = f"{RUN}/export/{{drafter}}/sglang"
 BENCH = f"{RUN}/bench/{{drafter}}/{{suite}}.json"
 REPORT = f"{RUN}/report.html"
 STATUS = f"{RUN}/STATUS.md"
+PREVIEW = f"{RUN}/preview.html"
 RESOLVED = f"{RUN}/config.resolved.yaml"
 
 SHARDS = [(name, shard) for name, dataset in CONFIG.datasets.items() for shard in dataset.shards]
@@ -108,6 +109,11 @@ def rows_source_manifest(wildcards):
 def raw_source(wildcards):
     """The user's own file that a dataset reads, if it reads one."""
     return CONFIG.datasets[wildcards.dataset].path or []
+
+
+def kept_vocabulary(wildcards):
+    """The earlier drafter whose draft vocabulary is kept, if the config names one."""
+    return CONFIG.merge.draft_vocab_file or []
 
 
 def checkpoint_every(wildcards):

@@ -1,7 +1,7 @@
 """The merge: an index of rows (never a copy), the splits, and the draft vocabulary.
 
 INPUTS
-    results/<run>/tokens/<ds>/<sh>.parquet of all datasets, results/<run>/target.json
+    results/<run>/tokens/<ds>/<sh>.parquet of all datasets, results/<run>/target.json, the drafter that merge.draft_vocab_from names (if any)
 OUTPUTS
     results/<run>/merged/{index.parquet,vocab.safetensors,summary.json}   and their manifests
 """
@@ -15,6 +15,7 @@ rule merge:
         data=ancient(every(TOKENS, SHARDS)),
         target=CARD,
         model=ancient(CONVERTED),
+        vocabulary=kept_vocabulary,
     output:
         data=MERGED_FILES,
         manifests=map(man, MERGED_FILES),

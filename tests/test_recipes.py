@@ -114,6 +114,7 @@ CONTENT: dict[str, Any] = {
     "datasets.<name>.max_prompt_chars": 7,
     "datasets.<name>.tools": "drop",
     "datasets.<name>.weight": 2.0,
+    "datasets.<name>.token_cap": 7,
     "datasets.<name>.sampling.temperature": 0.5,
     "datasets.<name>.sampling.top_p": 0.5,
     "datasets.<name>.sampling.max_tokens": 17,

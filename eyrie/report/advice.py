@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eyrie.report import words
-from eyrie.report.collect import Bench, DatasetRun, DrafterRun, Point, Run, Step, SuiteRun
+from eyrie.report.collect import DatasetRun, DrafterRun, Point, Run, Step, SuiteRun
+from eyrie.report.figures import Bench
 
 WIRING_FAULT = 1.05  # acceptance length; a drafter that is merely weak gets more
 CUT_SHARE = 0.25  # of a dataset's answers cut at max_tokens: from here on it is worth a word
@@ -135,7 +136,7 @@ def _first(point: Point) -> float | None:
 
 
 def _from_data(run: Run) -> list[Advice]:
-    found = []
+    found = [Advice(f"{warning[0].upper()}{warning[1:]}.") for warning in (run.merged.warnings if run.merged else [])]
     for dataset in run.datasets:
         found += _budget(dataset)
         cut, answers = _cut(dataset)

@@ -14,7 +14,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from eyrie.report.collect import SPLITS, Bench, DatasetRun, Lengths, Point
+from eyrie.report.collect import DatasetRun, Point
+from eyrie.report.figures import SPLITS, Bench, Lengths
 
 BLUE, TEAL, OCHRE, RED, VIOLET, OLIVE, SKY, BROWN = (
     "#3d7fd6", "#2a9d8f", "#d08a2e", "#cf5766", "#9a68c4", "#7f8f3c", "#5aa9c9", "#a07a5c",
@@ -79,6 +80,46 @@ def row_lengths(lengths: Lengths) -> go.Figure:
     if len(edges) > 12:
         figure.update_xaxes(dtick=None, nticks=8)
     figure.update_yaxes(title_text="rows", rangemode="tozero")
+    return figure
+
+
+def training_shares(datasets: Sequence[DatasetRun]) -> go.Figure:
+    """Share of the weighted training tokens by dataset, with an even share and what is too much of it."""
+    shown = [(escaped(d.name), d.merged) for d in datasets if d.merged]
+    figure = _figure(FRAME + BAR * len(shown))
+    figure.add_bar(
+        y=[name for name, _ in shown], x=[_rounded(merged.share) for _, merged in shown], orientation="h",
+        marker={"color": [RED if merged.over_share else BLUE for _, merged in shown]},
+        hovertemplate="%{y}: %{x:.1%} of the training tokens<extra></extra>",
+    )  # fmt: skip
+    even = 1 / max(1, len(shown))
+    for factor in (1, 2):
+        if factor * even < 1:
+            _mark_x(figure, factor * even)
+    figure.update_layout(bargap=0.35)
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    most = max((merged.share for _, merged in shown), default=0.0)
+    figure.update_xaxes(
+        title_text="training tokens times weight", tickformat=".0%", range=[0, max(most, 2 * even) * 1.08]
+    )
+    return figure
+
+
+def left_out(reasons: Sequence[tuple[str, str, str, list[int]]], names: Sequence[str]) -> go.Figure:
+    """Rows left out by stage and reason, stacked by dataset."""
+    labels = [f"{stage}: {name.replace('_', ' ')}" for stage, name, _, _ in reasons]
+    figure = _figure(FRAME + BAR * len(labels))
+    for place, name in enumerate(names):
+        rows = [counts[place] for _, _, _, counts in reasons]
+        if any(rows):
+            figure.add_bar(
+                y=labels, x=rows, name=escaped(name), orientation="h",
+                marker={"color": CATEGORICAL[place % len(CATEGORICAL)], "line": {"width": 0}},
+                hovertemplate="%{y}: %{x:,} rows<extra>" + escaped(name) + "</extra>",
+            )  # fmt: skip
+    figure.update_layout(barmode="stack", bargap=0.35)
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    figure.update_xaxes(title_text="rows left out", rangemode="tozero")
     return figure
 
 

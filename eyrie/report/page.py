@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from plotly.offline import get_plotlyjs
 from eyrie.conversation import REASONS
 from eyrie.report import charts, words
 from eyrie.report.advice import next_steps, shown
-from eyrie.report.collect import SPLITS, Bench, Run, Step, SuiteRun
+from eyrie.report.collect import DatasetRun, Run, Step, SuiteRun
+from eyrie.report.figures import SPLITS, Bench
 
 HERE = Path(__file__).parent
 
@@ -57,6 +59,14 @@ class Page:
         text = json.dumps(self.figures, separators=(",", ":"), sort_keys=True, allow_nan=False)
         return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
+    def finished(self, body: str) -> str:
+        """A rendered template with its charts in it: they are known only once it has been rendered."""
+        return (
+            body.replace("<!--figures-->", self.figures_json())
+            .replace("<!--script-->", (HERE / "page.js").read_text(encoding="utf-8"))
+            .replace("<!--plotly-->", get_plotlyjs())
+        )
+
 
 def environment() -> Environment:
     """Templates of this folder. HTML is escaped; every name must be given."""
@@ -83,7 +93,7 @@ def render_page(run: Run) -> str:
         stages=stages(run),
         chart=page.chart,
         charts=charts,
-        reasons=drop_reasons(run),
+        reasons=drop_reasons(run.datasets),
         splits=SPLITS,
         steps=next_steps(run),
         held_out=held_out_note,
@@ -92,12 +102,7 @@ def render_page(run: Run) -> str:
         shown=shown,
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
     )
-    # the charts are known only once the template has been rendered
-    return (
-        body.replace("<!--figures-->", page.figures_json())
-        .replace("<!--script-->", (HERE / "page.js").read_text(encoding="utf-8"))
-        .replace("<!--plotly-->", get_plotlyjs())
-    )
+    return page.finished(body)
 
 
 def title(run: Run) -> str:
@@ -146,13 +151,13 @@ def _tokens(step: Step, kind: str) -> str:
     return f"{words.short(step.tokens[kind])} {kind} tokens"
 
 
-def drop_reasons(run: Run) -> list[tuple[str, str, str, list[int]]]:
+def drop_reasons(datasets: Sequence[DatasetRun]) -> list[tuple[str, str, str, list[int]]]:
     """Where rows went: stage, reason, what it means, and the count of each dataset.
 
     Rows beyond a budget are no loss and are not in it.
     """
     table: dict[tuple[str, str], list[int]] = {}
-    for place, dataset in enumerate(run.datasets):
+    for place, dataset in enumerate(datasets):
         sources: list[tuple[str, dict[str, int]]] = [("ingest", dataset.prompts.dropped)]
         if dataset.responses:
             sources.append(("generate", dataset.responses.dropped))
@@ -162,7 +167,7 @@ def drop_reasons(run: Run) -> list[tuple[str, str, str, list[int]]]:
         for stage, dropped in sources:
             for reason, rows in dropped.items():
                 if reason not in {"beyond_budget", "over_budget"}:
-                    table.setdefault((stage, reason), [0] * len(run.datasets))[place] += rows
+                    table.setdefault((stage, reason), [0] * len(datasets))[place] += rows
     order = ("ingest", "generate", "tokenize", "merge")
     return [
         (stage, reason, REASONS.get(reason, ""), table[stage, reason])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from eyrie.train.loss import Batch
+from eyrie.train.plan import cut_batches
 
 
 @dataclass(frozen=True)
@@ -68,30 +69,9 @@ def collate(rows: Sequence[Row]) -> Batch:
 def plan_epoch(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
     """Batches of row numbers for one epoch: a pure function of its arguments, so a resumed run visits the same.
 
-    Rows are shuffled, then sorted by length within groups of eight batches, so that padding is small and order random.
-    A batch holds at most ``batch_tokens`` padded tokens, and at least one row.
+    Rows are shuffled and cut into batches (:func:`eyrie.train.plan.cut_batches`), whose order is shuffled again.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(len(lengths), generator=generator).tolist()
-    batches: list[list[int]] = []
-    group: list[int] = []
-    tokens = 0
-    for row in order:
-        group.append(row)
-        tokens += lengths[row]
-        if tokens >= 8 * batch_tokens:
-            batches += _cut(group, lengths, batch_tokens)
-            group, tokens = [], 0
-    batches += _cut(group, lengths, batch_tokens)
+    batches = cut_batches(order, lengths, batch_tokens)
     return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
-
-
-def _cut(rows: list[int], lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    batches: list[list[int]] = []
-    batch: list[int] = []
-    for row in sorted(rows, key=lambda row: (lengths[row], row)):
-        if batch and lengths[row] * (len(batch) + 1) > batch_tokens:
-            batches.append(batch)
-            batch = []
-        batch.append(row)
-    return [*batches, batch] if batch else batches

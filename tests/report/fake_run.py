@@ -132,7 +132,7 @@ class FakeRun:
                     k: {"rows": n, "tokens": round(n * (per_row + 74)), "completion_tokens": round(n * per_row)}
                     for k, n in split.items()
                 },
-                "share": 1 / len(self.config.datasets),
+                "share": 1 / len(self.config.datasets), "over_share": False,
             }  # fmt: skip
             read, kept = read + rows, kept + mine
         splits = {
@@ -147,8 +147,19 @@ class FakeRun:
             "lengths": {
                 "step": 128, "histogram": {"0": 211, "128": 402, "256": 268, "384": 61, "512": 12}, "longest": 633,
             },
+            "packing": {
+                "tokens_per_row": {"5": 61, "25": 118, "50": 204, "75": 297, "95": 410, "99": 522},
+                "completion_tokens_per_row": {"5": 22, "25": 71, "50": 133, "75": 188, "95": 192, "99": 192},
+                "batches": {
+                    str(1024 << k): {
+                        "rows_per_batch": 4.1 * 2**k, "padding_share": 0.0812 + 0.01 * k, "filled_share": 0.7741,
+                    }
+                    for k in range(5)
+                },
+            },
+            "warnings": [],
             "draft_vocabulary": {
-                "size": 8192, "supervised_ids_in_train": 9134,
+                "size": 8192, "kept_from": None, "missing_specials": [], "supervised_ids_in_train": 9134,
                 "coverage": {"all": 0.967, "train": 0.971, "held_out": 0.9134, "held_out_by_dataset": {}},
             },
         }  # fmt: skip

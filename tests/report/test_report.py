@@ -14,7 +14,8 @@ import yaml
 from fake_run import FakeRun, bench_figures
 
 from eyrie.report import charts, write_report
-from eyrie.report.collect import Bench, Point, collect
+from eyrie.report.collect import Point, collect
+from eyrie.report.figures import Bench
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>|\"'`&amp;"
@@ -124,6 +125,24 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     label = traces(outline.figures, html.escape(HOSTILE, quote=False))
     assert label, "in a chart the name is escaped once more, because plotly reads HTML"
     assert HOSTILE.replace("|", "\\|") in status, "a table cell in Markdown stays one cell"
+
+
+def test_what_the_merge_warns_of_is_said_before_all_else_of_the_data(fake_run: FakeRun) -> None:
+    summary = fake_run.folder / "merged" / "summary.json"
+    figures = json.loads(summary.read_text())
+    figures["warnings"] = ["dataset chat brings 64% of the weighted training tokens"]
+    figures["datasets"]["chat"] |= {"share": 0.64, "over_share": True}
+    figures["draft_vocabulary"]["kept_from"] = "earlier/model.safetensors"
+    summary.write_text(json.dumps(figures))
+    page, status = written(fake_run)
+    text = Outline(page).text
+    assert "Dataset chat brings 64% of the weighted training tokens." in text
+    assert "* Dataset chat brings 64% of the weighted training tokens." in status
+    assert text.count("over twice its even share") == 1
+    assert "It was kept from earlier/model.safetensors." in text
+    assert "204 at 50%" in text
+    assert "8.1%" in text
+    assert "77.4%" in text
 
 
 def test_without_a_benchmark_the_page_says_so(fake_run: FakeRun) -> None:

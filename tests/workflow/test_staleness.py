@@ -20,6 +20,7 @@ NATIVE = ["smoke-dialogue/s0000", "smoke-dialogue/s0001"]
 SHARD = "smoke-code/s0000"
 RESPONSES = "results/smoke/responses/smoke-code/s0000.jsonl.zst"
 PROMPTS = "data/prompts/smoke-code/s0000.jsonl.zst"
+PREVIEW = "results/smoke/preview.html"
 
 
 def jobs(rule: str, *names: str) -> set[str]:
@@ -131,6 +132,39 @@ def test_a_dataset_is_removed(run: Workspace) -> None:
     config = run.config()
     del config["datasets"]["smoke-chat"]
     assert run.dry_run(config) == MERGE
+
+
+def test_the_cap_of_a_dataset(run: Workspace) -> None:
+    config = run.config()
+    config["datasets"]["smoke-chat"]["token_cap"] = 300
+    assert run.dry_run(config) == MERGE
+
+
+def test_the_drafter_whose_vocabulary_is_kept(run: Workspace) -> None:
+    config = run.config()
+    config["merge"].pop("draft_vocab_size")
+    config["merge"]["draft_vocab_from"] = "earlier"
+    (run.folder / "earlier").mkdir()
+    (run.folder / "earlier" / "model.safetensors").write_bytes(b"weights")
+    assert run.dry_run(config) == MERGE
+
+
+def test_the_preview_is_made_when_asked_for_and_no_run_waits_for_it(
+    run: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run.dry_run(targets={PREVIEW}) == {"preview"}
+    result = run.snakemake(PREVIEW)
+    assert result.returncode == 0, result.stderr
+    assert "smoke: rows as they are trained on" in (run.folder / PREVIEW).read_text(encoding="utf-8")
+    assert run.dry_run(targets={PREVIEW}) == set()
+    config = run.config()
+    config["merge"]["test_fraction"] = 0.2
+    assert run.dry_run(config, targets={PREVIEW}) == {"merge", "preview"}
+    shard = {f"generate {SHARD}!", f"tokenize {SHARD}", "merge", "preview"}
+    assert run.dry_run(targets={PREVIEW}, forcerun={RESPONSES}) == shard
+    monkeypatch.setitem(recipes.REVISIONS, "preview", recipes.REVISIONS["preview"] + 1)
+    assert run.dry_run(targets={PREVIEW}) == {"preview"}
+    assert run.dry_run() == set()
 
 
 def test_sampling_of_one_dataset(run: Workspace) -> None:
