@@ -24,10 +24,9 @@ REMEMBERED_CHARS = 1 << 24  # about 100 MB of text and ids; then the memory star
 
 @dataclass(frozen=True)
 class Quotes:
-    """How the control strings that stand in one conversation's messages are hidden. ``count``: how many there are."""
+    """How the control strings that stand in one conversation's messages are hidden."""
 
     mark: str
-    count: int
 
 
 @dataclass
@@ -75,14 +74,13 @@ class ControlEncoder:
             Reject: it holds every character that could serve as a mark.
         """
         texts = strings_of(value)
-        count = sum(len(self._pattern.findall(text)) for text in texts if self._may_hold(text))
-        if not count:
+        if not any(self._may_hold(text) and self._pattern.search(text) for text in texts):
             return value, None
         mark = next((mark for mark in MARKS if not any(mark in text for text in texts)), None)
         if mark is None:
             raise Reject("template_refused", "holds every private character that protects a quoted control string")
         numbers = {name: f"{mark}{number}{mark}" for number, name in enumerate(self._names)}
-        return mapped(value, lambda text: self._pattern.sub(lambda at: numbers[at[0]], text)), Quotes(mark, count)
+        return mapped(value, lambda text: self._pattern.sub(lambda at: numbers[at[0]], text)), Quotes(mark)
 
     def show(self, text: str, quotes: Quotes | None) -> str:
         """``text`` with the hidden control strings put back."""
@@ -119,6 +117,11 @@ class ControlEncoder:
     def controls(self, text: str) -> list[str]:
         """The control strings of rendered text, in order."""
         return self._pattern.findall(text)
+
+    def words(self, text: str, ends: set[str]) -> str:
+        """The plain text before the first control string of ``ends``, pieces parted by a NUL."""
+        ended = self.cut_behind(text, ends)
+        return self._pattern.sub("\0", text if ended is None else ended)
 
     def cut_behind(self, text: str, names: set[str]) -> str | None:
         """``text`` up to and with the first control string of ``names``; None when there is none."""

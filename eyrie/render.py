@@ -10,7 +10,7 @@ a merge across the boundary ("\\n" + "\\n..." into one token) is something that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,14 +33,14 @@ class TurnRow:
         input_ids: context and answer, up to and with the id that ends the turn.
         start: first position of the answer; the answer is ``input_ids[start:]``.
         prompt_text: the last user turn before the answer.
-        quotes: control strings that stand in the row's messages as plain text.
+        quotes: whether control strings stand in the conversation as plain text.
     """
 
     turn: int
     input_ids: list[int]
     start: int
     prompt_text: str
-    quotes: int = 0
+    quotes: bool = False
 
 
 @dataclass
@@ -90,6 +90,7 @@ class Renderer:
             stop_ids = [*self.family_stops(), *([] if eos is None else [eos])]
         self.stop_ids = frozenset(stop_ids)
         self._stops = {name for name, id in ids_of.items() if id in self.stop_ids}
+        self._apply = template_function(self.tokenizer, template)
         self._tools_render: dict[bool, bool] = {}
         self._segments_agree: bool | None = None
 
@@ -184,7 +185,7 @@ class Renderer:
                 message = {**message, "content": rest.lstrip("\n")}
                 reasoning = inner.lstrip().removeprefix(think.open).strip("\n")
         plain = {key: value for key, value in message.items() if key != "reasoning"}
-        return {**plain, "reasoning": reasoning, self.family.reasoning_key: reasoning} if reasoning else plain
+        return {**plain, **dict.fromkeys(REASONING_KEYS, reasoning)} if reasoning else plain
 
     def _turn_row(self, talk: _Talk, turn: int, messages: Sequence[dict[str, Any]], max_length: int | None) -> TurnRow:
         """Raises :class:`Reject`."""
@@ -195,7 +196,7 @@ class Renderer:
         if len(ids) - start < 2:
             raise Reject("no_supervised_tokens", f"turn {turn}")
         asked = (message["content"] for message in reversed(messages[:turn]) if message["role"] == "user")
-        return TurnRow(turn, ids, start, next(asked, ""), talk.quotes.count if talk.quotes else 0)
+        return TurnRow(turn, ids, start, next(asked, ""), talk.quotes is not None)
 
     def _boundary(self, talk: _Talk, turn: int) -> tuple[list[int], int]:
         """Ids of the turn with its context, and where the answer begins."""
@@ -206,7 +207,10 @@ class Renderer:
         arguments = self._arguments_for(bool(reasoning))
         prompt = self.render(talk.messages[:turn], talk.tools, generation=True, arguments=arguments)
         finished = self.render(talk.messages[: turn + 1], talk.tools, generation=False, arguments=arguments)
-        split = self._split(prompt, finished, reasoning, message["content"]) if self.segments_agree else None
+        header = header_of(prompt, self.think)
+        continues = finished.startswith(header)
+        tail = finished[len(header) :] if continues else self._tail(talk, turn, finished, arguments)
+        split = self._split(prompt, tail, reasoning, message["content"]) if self.segments_agree and tail else None
         if split is None:
             return self._by_ids(talk, turn, prompt, finished)
         context, answer = split
@@ -218,45 +222,54 @@ class Renderer:
         start = len(ids)
         return ids + self.controls.ids(ended, talk.quotes), start
 
-    def _split(self, prompt: str, finished: str, reasoning: str, content: str) -> tuple[str, str] | None:
-        """Context and answer as text; None when the boundary must be looked for in the ids."""
-        if not finished.startswith(prompt) or not holds(finished[len(prompt) :], reasoning, content):
-            return self._rebuilt(prompt, finished, reasoning)
-        answer = finished[len(prompt) :]
-        if self.think is None or reasoning:
-            return prompt, answer
-        # an empty think block is the template's, not the target's: it joins the context
-        body = without_empty_think(answer, self.think)
-        return prompt + answer[: len(answer) - len(body)], body
-
     def _arguments_for(self, thinks: bool) -> dict[str, Any]:
-        """An answer without reasoning is one that the target gives with thinking off."""
-        if thinks or self.think is None or self.family.switch is None:
+        """An answer with reasoning is one that the target gives with thinking on, any other with thinking off."""
+        if self.think is None or self.family.switch is None:
             return self.arguments
-        return {**self.arguments, **self.family.switch.plain}
+        return {**self.arguments, **(self.family.switch.thinking if thinks else self.family.switch.plain)}
 
-    def _rebuilt(self, prompt: str, finished: str, reasoning: str) -> tuple[str, str] | None:
-        """Context and answer of a turn whose finished form does not continue its prompt, or lost its reasoning.
+    def _tail(self, talk: _Talk, turn: int, finished: str, arguments: dict[str, Any]) -> str | None:
+        """What the finished turn has behind its header, for a template that rewrites the history as the turn ends.
 
-        The answer is put together as the target writes it: reasoning, the closing of the think block, and what stands
-        behind the (empty or missing) think block of the finished turn. None when the family has no think block, or
-        the two differ elsewhere.
+        (Reasoning of a tool call may stay until the answer is there.) The turn is rendered behind its question alone,
+        and the result must be the end of the whole, header included. None when it is not.
+        """
+        asked = [message for message in talk.messages[:turn] if message["role"] == "user"][-1:]
+        if self.think is None or not asked:
+            return None
+        history = self.render(asked, talk.tools, generation=False, arguments=arguments)
+        prompt = self.render(asked, talk.tools, generation=True, arguments=arguments)
+        whole = self.render([*asked, talk.messages[turn]], talk.tools, generation=False, arguments=arguments)
+        header = header_of(prompt, self.think)
+        same = header.startswith(history) and whole.startswith(header) and finished.endswith(whole[len(history) :])
+        return whole[len(header) :] if same else None
+
+    def _split(self, prompt: str, tail: str, reasoning: str, content: str) -> tuple[str, str] | None:
+        """Context and answer as text, from the prompt and what the finished turn has behind the header that they share.
+
+        A finished turn that continues its prompt is taken as it is, but for an empty think block, which is the
+        template's and not the target's and so joins the context. Another one is put together as the target writes it:
+        reasoning, the closing of the think block, and what stands behind the (empty or missing) block of the finished
+        turn. None when the boundary must be looked for in the ids.
         """
         think = self.think
+        opened = prompt[len(header_of(prompt, think)) :]
+        if tail.startswith(opened) and holds(self.controls.words(tail, self._stops), reasoning, content):
+            answer = tail[len(opened) :]
+            body = answer if think is None or reasoning else without_empty_think(answer, think)
+            return prompt + answer[: len(answer) - len(body)], body
         if think is None:
             return None
         layout = layout_of(prompt, think)
         opening, closing = think.open + layout.after_open, layout.before_close + think.close + layout.after_close
-        opened = prompt.endswith(opening)
-        header = without_think_at_end(prompt, think)
-        if not finished.startswith(header):
-            return None
-        body = without_empty_think(finished[len(header) :], think)
-        if reasoning and think.open in self.controls.controls(body):
+        inside = prompt.endswith(opening)
+        body = without_empty_think(tail, think)
+        unknown = not inside and (opened or len(think.layouts) > 1)  # how the target would write the block
+        if reasoning and (unknown or think.open in self.controls.controls(body)):
             return None
         if not reasoning:
-            return (prompt + closing if opened else prompt), body
-        return prompt, ("" if opened else opening) + reasoning + closing + body
+            return (prompt + closing if inside else prompt), body
+        return prompt, ("" if inside else opening) + reasoning + closing + body
 
     def _by_ids(self, talk: _Talk, turn: int, prompt_text: str, finished_text: str) -> tuple[list[int], int]:
         """The boundary is where the ids of prompt and finished turn part; it may not lie inside the history."""
@@ -314,13 +327,14 @@ class Renderer:
 
         arguments = self.arguments if arguments is None else arguments
         try:
-            text = self.tokenizer.apply_chat_template(
-                messages, tools=tools or None, add_generation_prompt=generation, tokenize=False, **arguments
-            )
+            text = self._apply(messages, tools or None, generation, arguments)
         except (TemplateError, TypeError) as error:
             raise Reject("template_refused", " ".join(str(error).split())[:120]) from None
         return str(text)
 
+
+# Templates call the reasoning by one of these names.
+REASONING_KEYS = ("reasoning", "reasoning_content", "thinking")
 
 # Everything that encoding piece by piece could get wrong: edges of white space, scripts, emoji, code.
 PROBE_TEXT = (
@@ -352,8 +366,10 @@ def without_empty_think(text: str, think: Think) -> str:
     return rest.removeprefix(next((gap for gap in sorted(behind, key=len, reverse=True) if rest.startswith(gap)), ""))
 
 
-def without_think_at_end(text: str, think: Think) -> str:
-    """``text`` without the think block, open or empty, at its end."""
+def header_of(text: str, think: Think | None) -> str:
+    """The prompt without the think block, open or empty, at its end."""
+    if think is None:
+        return text
     rest = text.rstrip()
     if rest.endswith(think.close):
         rest = rest.removesuffix(think.close).rstrip()
@@ -402,9 +418,10 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:
         why = " ".join(str(error).split())[:160]
-        raise EyrieError(
-            f"{folder}: its tokenizer cannot be loaded ({why}); copy the tokenizer's files there"
-        ) from error
+        mend = "copy the tokenizer's files there"
+        if "custom code" in why and not trust_remote_code:
+            mend = "read that code, then set target.trust_remote_code (for a hub id pin target.revision too)"
+        raise EyrieError(f"{folder}: its tokenizer cannot be loaded ({why}); {mend}") from error
 
 
 def template_of(tokenizer: Any, folder: Path) -> str:
@@ -417,6 +434,43 @@ def template_of(tokenizer: Any, folder: Path) -> str:
             f"{folder}: the tokenizer has no chat template; use an instruction-tuned model, or add chat_template.jinja"
         )
     return str(template)
+
+
+def template_function(tokenizer: Any, template: str) -> Callable[[list[dict[str, Any]], Any, bool, Any], str]:
+    """``(messages, tools, generation, arguments) -> text``, as ``apply_chat_template`` gives it.
+
+    The library checks and copies every message on each call, which costs more than the template itself. Its compiled
+    template is called directly instead, unless the tokenizer brings its own code or the two disagree on a probe.
+    """
+
+    def slow(messages: list[dict[str, Any]], tools: Any, generation: bool, arguments: dict[str, Any]) -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=generation, tokenize=False, **arguments
+            )
+        )
+
+    def fast(messages: list[dict[str, Any]], tools: Any, generation: bool, arguments: dict[str, Any]) -> str:
+        given = {**names, **arguments}
+        return str(
+            compiled.render(messages=messages, tools=tools, documents=None, add_generation_prompt=generation, **given)
+        )
+
+    try:
+        from transformers import PreTrainedTokenizerBase
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
+            return slow
+        compiled, names = _compile_jinja_template(template), tokenizer.special_tokens_map
+        probe: list[dict[str, Any]] = [
+            {"role": "user", "content": PROBE_TEXT},
+            {"role": "assistant", "content": "a", **dict.fromkeys(REASONING_KEYS, "b")},
+        ]
+        same = all(fast(probe[:n], None, n == 1, {}) == slow(probe[:n], None, n == 1, {}) for n in (1, 2))
+        return fast if same else slow
+    except Exception:  # a private part of the library that moved, or a template that refuses the probe
+        return slow
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -122,7 +122,7 @@ class Rendered:
         return Renderer(folder, self._card.stop_ids, found)
 
     def counted(self, turn: TurnRow) -> TurnRow:
-        self.quoting += turn.quotes > 0
+        self.quoting += turn.quotes
         return turn
 
 

@@ -60,7 +60,6 @@ class Family(Part):
         answer_after: the last control token before an answer is one of these.
         stops: tokens that end an answer; a member may lack some.
         message_ends: tokens that look like stops and are none: the answer goes on behind them.
-        reasoning_key: what the template calls a message's reasoning.
         call_id: how history spells the id of a tool call; ``index`` counts over the whole conversation.
         vocab_size, ids: with this vocabulary the tokens have these ids.
     """
@@ -74,7 +73,6 @@ class Family(Part):
     message_ends: list[str] = []
     think: Think | None = None
     switch: Switch | None = None
-    reasoning_key: str = "reasoning_content"
     tool_tokens: list[str] = []
     call_id: str | None = None
     expects: Expectation = Expectation()

@@ -87,18 +87,15 @@ def examine(folder: Path, config: dict[str, Any], *, thinking: bool | None, trus
     check_ids(renderer, config)
     check_round_trip(renderer)
     renderer.arguments = switch_arguments(renderer, thinking)
-    controls = {name: renderer.controls.ids_of[name] for name in family.control_tokens()
-                if name in renderer.controls.ids_of}  # fmt: skip
+    ids_of = renderer.controls.ids_of
     history = history_reasoning(renderer)
     expected = family.expects.history_reasoning
-    departs = (
-        [f"history_reasoning is {history}, expected {expected}"] if think and expected not in (None, history) else []
-    )
+    other = think is not None and expected not in (None, history)
     found = started.model_copy(
         update={
             "family": family.name,
             "template_kwargs": renderer.arguments,
-            "control_ids": controls,
+            "control_ids": {name: ids_of[name] for name in family.control_tokens() if name in ids_of},
             "quotes_as_text": agrees(renderer),
             "boundary": boundary(renderer),
             "own_reasoning": own_reasoning(renderer, calls=False),
@@ -106,7 +103,7 @@ def examine(folder: Path, config: dict[str, Any], *, thinking: bool | None, trus
             "history_reasoning": history,
             "prompt_opens_think": opens_think(renderer),
             "renders_tools": renders_tools(renderer),
-            "departs": departs,
+            "departs": [f"history_reasoning is {history}, expected {expected}"] if other else [],
         }
     )
     rules = {"family": family.model_dump(mode="json"), "found": found.model_dump(mode="json", exclude={"rules"})}
@@ -123,13 +120,11 @@ def check_ids(renderer: Renderer, config: dict[str, Any]) -> None:
     for name, id in written.items():
         if known.get(name, id) != id or (name in family.ids and name not in known):
             raise EyrieError(
-                f"{folder}: control token {name} has id {known.get(name)} once loaded, it should be {id}; the installed "
-                "transformers reads this tokenizer wrongly: set target.trust_remote_code, or change its version"
+                f"{folder}: control token {name} has id {known.get(name)} once loaded, it should be {id}; the "
+                "installed transformers misreads this tokenizer: set target.trust_remote_code, or change its version"
             )
-    for name in family.control_tokens():
-        id = renderer.controls.ids_of.get(name)
-        if id is None:
-            continue
+    present = renderer.controls.ids_of
+    for name, id in ((name, present[name]) for name in family.control_tokens() if name in present):
         ids = list(tokenizer.encode(name, add_special_tokens=False))
         text = tokenizer.decode([id], skip_special_tokens=False)
         if ids != [id] or text.strip() != name:
@@ -179,8 +174,8 @@ def switch_arguments(renderer: Renderer, thinking: bool | None) -> dict[str, Any
         if with_ != without:
             return switch.thinking if thinking else switch.plain
     raise EyrieError(
-        f"target.thinking: the chat template of {renderer.folder} has no switch for it (family {renderer.family.name}); "
-        "leave the option out"
+        f"target.thinking: the chat template of {renderer.folder} has no switch for it "
+        f"(family {renderer.family.name}); leave the option out"
     )
 
 
