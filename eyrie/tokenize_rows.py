@@ -121,9 +121,12 @@ class Rendered:
             )
         return Renderer(folder, self._card.stop_ids, found)
 
-    def counted(self, turn: TurnRow) -> TurnRow:
-        self.quoting += turn.quotes
-        return turn
+    def count(self, outcome: Outcome, turn: TurnRow, *, retokenized: bool = False) -> Outcome:
+        """Count a row that is kept."""
+        if isinstance(outcome, dict):
+            self.quoting += turn.quotes
+            self.retokenized += retokenized
+        return outcome
 
 
 def response_rows(source: Path, rendered: Rendered, card: TargetCard, options: Tokenize) -> Iterator[Outcome]:
@@ -164,13 +167,11 @@ def _from_text(row: dict[str, Any], rendered: Rendered, options: Tokenize) -> Ou
     turn = rendered.renderer.last_turn(messages, row.get("tools"), options.max_length)
     if isinstance(turn, Reject):
         return turn
-    rendered.counted(turn)
-    rendered.retokenized += 1
     made = _row(row["id"], row["messages"], turn.turn, turn.input_ids, turn.start, row["finish_reason"])
     told = row.get("completion_tokens")
     if told is not None and abs(made["completion_tokens"] - told) > max(DRIFT_TOKENS, DRIFT_SHARE * told):
         return Reject("retokenization_drift", f"{made['completion_tokens']} tokens, the provider counted {told}")
-    return _checked(made, options)
+    return rendered.count(_checked(made, options), turn, retokenized=True)
 
 
 def native_rows(
@@ -191,8 +192,7 @@ def native_rows(
                 yield turn
             else:
                 made = _row(row["id"], messages, turn.turn, turn.input_ids, turn.start, "native")
-                rendered.counted(turn)
-                outcome = _checked(made, options)
+                outcome = rendered.count(_checked(made, options), turn)
                 if isinstance(outcome, dict):
                     completion += outcome["completion_tokens"]
                 yield outcome
