@@ -51,13 +51,20 @@ CODE = (
 Talk = list[dict[str, str]]
 
 
+def word(rng: random.Random) -> str:
+    """A common word; one in twelve is a rare one, as in real text, which nobody remembers."""
+    if rng.random() > 1 / 12:
+        return rng.choice(WORDS)
+    return "".join(rng.choice("bcdfghklmnprstvw") + rng.choice("aeiou") for _ in range(rng.randint(2, 5)))
+
+
 def prose(rng: random.Random, words: int) -> str:
     """Sentences, with numbers, code and paragraphs here and there."""
     parts: list[str] = []
     while words > 0:
         length = min(words, rng.randint(5, 18))
         words -= length
-        sentence = " ".join(rng.choice(WORDS) for _ in range(length)).capitalize()
+        sentence = " ".join(word(rng) for _ in range(length)).capitalize()
         parts.append(
             sentence + rng.choice((". ", ", ", "? ", f" {rng.randint(1, 9999)}. ", ".\n\n", f":\n{rng.choice(CODE)}"))
         )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eyrie.conversation import Reject
+from eyrie.words import WordEncoder
 
 # A control string inside a message is rendered as <mark><number><mark>, and put back once the template has run.
 MARKS = ("\ue000", "\ue001", "\uf8fe", "\U000f0000")
@@ -173,8 +174,13 @@ def _plain_encoder(tokenizer: Any, controls: set[str]) -> Callable[[list[str]], 
         plain = Tokenizer.from_str(json.dumps(content))
         plain.encode_special_tokens = True  # as text, that is
 
+        words = WordEncoder.of(plain, content)
+
         def together(texts: list[str]) -> list[list[int]]:
-            return [encoding.ids for encoding in plain.encode_batch_fast(texts, add_special_tokens=False)]
+            found = [words.ids(text) if words else None for text in texts]
+            left = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+            encoded = iter(plain.encode_batch_fast(left, add_special_tokens=False) if left else ())
+            return [next(encoded).ids if ids is None else ids for ids in found]
 
         return together
     takes = inspect.signature(tokenizer.encode).parameters
