@@ -76,14 +76,20 @@ def examine(folder: Path, config: dict[str, Any], *, thinking: bool | None, trus
         config: the model's ``config.json``.
 
     Raises:
-        EyrieError: no tokenizer or template, ids that the loader shifted, text that does not survive a round trip, or
-            a thinking switch that the template does not have.
+        EyrieError: no tokenizer or template, one that refuses a plain question, ids that the loader shifted, text that
+            does not survive a round trip, or a thinking switch that the template does not have.
     """
     from eyrie.render import Renderer
 
     started = Rendering(thinking=thinking, trust_remote_code=trust_remote_code)
     renderer = Renderer(folder, rendering=started)
     family, think = renderer.family, renderer.think
+    try:
+        renderer.render([{"role": "user", "content": QUESTION}], None, generation=True)
+    except Reject as reject:
+        raise EyrieError(
+            f"{folder}: its chat template refuses a plain question ({reject.detail}); use an instruction-tuned model's"
+        ) from None
     check_ids(renderer, config)
     check_round_trip(renderer)
     renderer.arguments = switch_arguments(renderer, thinking)

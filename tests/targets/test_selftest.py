@@ -146,6 +146,13 @@ def test_a_template_without_boundaries_is_recorded(tmp_path: Path) -> None:
     assert found(folder).boundary == "unstable_boundary"
 
 
+def test_a_template_that_refuses_a_plain_question(tmp_path: Path) -> None:
+    folder = family_target("chatml", tmp_path)
+    (folder / "chat_template.jinja").write_text("<|im_start|>{{ raise_exception('no chats here') }}")
+    with pytest.raises(EyrieError, match=r"refuses a plain question \(no chats here\)"):
+        found(folder)
+
+
 def test_code_beside_the_weights_needs_trust(tmp_path: Path) -> None:
     folder = kimi_target(tmp_path)
     with pytest.raises(EyrieError, match=r"read that code, then set target.trust_remote_code"):
