@@ -33,6 +33,8 @@ from eyrie.render import Renderer, TurnRow
 
 TURNS = (1, 4, 8)
 QUESTION_WORDS, ANSWER_WORDS = 90, 260
+NEW_WORDS = 1 / 25  # of words; with punctuation and numbers that is 3.4% of the pieces that a tokenizer encodes
+TYPOGRAPHIC = 1 / 10  # messages that hold a sign beyond ASCII
 
 WORDS = (  # noqa: SIM905
     "the a of to and in is that it for with as on be this are by an or from at which one have not has but they will "
@@ -52,8 +54,8 @@ Talk = list[dict[str, str]]
 
 
 def word(rng: random.Random) -> str:
-    """A common word; one in twelve is a rare one, as in real text, which nobody remembers."""
-    if rng.random() > 1 / 12:
+    """A common word, or a new one, as often as real prose has words that the shard did not have before (3.4%)."""
+    if rng.random() > NEW_WORDS:
         return rng.choice(WORDS)
     return "".join(rng.choice("bcdfghklmnprstvw") + rng.choice("aeiou") for _ in range(rng.randint(2, 5)))
 
@@ -68,7 +70,8 @@ def prose(rng: random.Random, words: int) -> str:
         parts.append(
             sentence + rng.choice((". ", ", ", "? ", f" {rng.randint(1, 9999)}. ", ".\n\n", f":\n{rng.choice(CODE)}"))
         )
-    return "".join(parts).strip()
+    text = "".join(parts).strip()
+    return text.replace(" the ", " \u2014 the ", 2) if rng.random() < TYPOGRAPHIC else text
 
 
 def talks(seed: int, count: int, turns: int) -> list[Talk]:

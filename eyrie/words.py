@@ -71,11 +71,11 @@ class WordEncoder:
         return list(chain.from_iterable(map(memory.__getitem__, words)))
 
     def _learn(self, words: list[str]) -> bool:
-        """Remember new words. False when one of them is no single word to the tokenizer."""
+        """Remember new words. False when one of them is no single word when it stands alone."""
         if len(self._memory) > REMEMBERED_WORDS:
             self._memory.clear()
         new = [word for word in dict.fromkeys(words) if word not in self._memory]
-        if any(len(self._plain.pre_tokenizer.pre_tokenize_str(word)) != 1 for word in new):
+        if any(stage.findall(word) != [word] for word in new for stage in self._stages):
             return False
         encoded = self._plain.encode_batch_fast(new, add_special_tokens=False)
         self._memory.update((word, encoding.ids) for word, encoding in zip(new, encoded, strict=True))
