@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from eyrie.errors import EyrieError
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -50,7 +51,23 @@ class Target(Section):
         "auto",
         description="compute dtype; auto is bfloat16 where the machine multiplies it fast (CUDA, AMX), else float32",
     )
-    trust_remote_code: bool = Field(False, description="run model code shipped with the weights; pin `revision`")
+    thinking: bool | None = Field(
+        None, description="ask the chat template for reasoning, or for none; default: what the template does by itself"
+    )
+    trust_remote_code: bool = Field(
+        False, description="run model code shipped with the weights; a hub id then needs a commit as `revision`"
+    )
+
+    @model_validator(mode="after")
+    def _trusts_one_commit(self) -> Target:
+        on_hub = self.model.count("/") == 1 and not self.model.startswith((".", "~", "/")) and self.gguf is None
+        pinned = COMMIT.fullmatch(self.revision or "")
+        if self.trust_remote_code and on_hub and not pinned and not Path(self.model).is_dir():
+            raise ValueError(
+                f"trust_remote_code runs code of {self.model}: set target.revision to the commit that you have read "
+                "(40 hex digits); a branch can change under you"
+            )
+        return self
 
 
 class Sampling(Section):

@@ -84,7 +84,7 @@ def generate(
         from eyrie.render import Renderer
 
         folder = resolve(model, recipe.get("target", {}).get("revision"))
-        renderer = renderer or Renderer(folder, card.stop_ids)
+        renderer = renderer or Renderer(folder, card.stop_ids, card.rendering)
         engine = engine or _in_process(recipe, card, folder, batch_size, device, threads)
     with Journal(journal, afresh=afresh) as book:
         shift = Shift(recipe, card, rows, renderer, book, prompts)

@@ -3,21 +3,25 @@
 Text becomes ids the way the target sees it when it is served: the chat template renders the conversation, its control
 strings become control ids. What a person wrote never does: a message that quotes ``<|im_end|>`` is encoded as plain
 characters. Spans are found by rendering a conversation with and without its last turn, never by searching text.
+
+A served answer continues the ids of its prompt, so a row is the prompt's ids, then those of the answer, encoded apart:
+a merge across the boundary ("\\n" + "\\n..." into one token) is something that no server ever sees.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from eyrie.controls import ControlEncoder, Quotes, Trail
 from eyrie.conversation import Reject
 from eyrie.errors import EyrieError
+from eyrie.targets.family import Layout, Think, families, recognise
 
-# A control string inside a message is rendered as <mark><number><mark>, and put back once the template has run.
-MARKS = ("\ue000", "\ue001", "\uf8fe", "\U000f0000")
+if TYPE_CHECKING:
+    from eyrie.targets.selftest import Rendering
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,28 @@ class TurnRow:
         input_ids: context and answer, up to and with the id that ends the turn.
         start: first position of the answer; the answer is ``input_ids[start:]``.
         prompt_text: the last user turn before the answer.
+        quotes: whether control strings stand in the conversation as plain text.
     """
 
     turn: int
     input_ids: list[int]
     start: int
     prompt_text: str
+    quotes: bool = False
+
+
+@dataclass
+class _Talk:
+    """One conversation on its way through the template: control strings hidden, and what was encoded so far.
+
+    ``full``: the context alone is too long, so that of every later turn is too.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: Any
+    quotes: Quotes | None
+    trail: Trail = field(default_factory=Trail)
+    full: bool = False
 
 
 class Renderer:
@@ -42,24 +62,35 @@ class Renderer:
 
     Args:
         model_dir: Hugging Face folder that holds the tokenizer, or a hub id.
-        stop_ids: ids that end a turn; default: the tokenizer's eos and the known ends of turn.
+        stop_ids: ids that end a turn; default: the tokenizer's eos and the family's stops.
+        rendering: the target card's findings; default: the family that the tokenizer shows, no template arguments.
     """
 
-    def __init__(self, model_dir: Path | str, stop_ids: Sequence[int] | None = None) -> None:
-        from eyrie.targets.card import TURN_ENDS, resolve
+    def __init__(
+        self, model_dir: Path | str, stop_ids: Sequence[int] | None = None, rendering: Rendering | None = None
+    ) -> None:
+        from eyrie.targets.card import resolve
 
         self.folder = resolve(str(model_dir))
-        self.tokenizer = load_tokenizer(self.folder)
-        self._template = template_of(self.tokenizer, self.folder)
-        added = self.tokenizer.added_tokens_decoder
-        self._specials: dict[str, int] = {token.content: id for id, token in added.items() if token.special}
-        longest_first = sorted(self._specials, key=len, reverse=True)
-        self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self.tokenizer = load_tokenizer(
+            self.folder, trust_remote_code=rendering.trust_remote_code if rendering else False
+        )
+        template = template_of(self.tokenizer, self.folder)
+        added = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
+        named = rendering.family if rendering else None
+        self.family = families()[named] if named else recognise(added, template)
+        self.arguments = dict(rendering.template_kwargs) if rendering else {}
+        self.thinking = rendering.thinking if rendering else None
+        self.controls = ControlEncoder(self.tokenizer, self.family.control_tokens())
+        ids_of = self.controls.ids_of
+        think = self.family.think
+        self.think = think if think and {think.open, think.close} <= ids_of.keys() else None
         if stop_ids is None:
-            named = [self._specials[name] for name in TURN_ENDS if name in self._specials]
             eos = self.tokenizer.eos_token_id
-            stop_ids = [*named, *([] if eos is None else [eos])]
+            stop_ids = [*self.family_stops(), *([] if eos is None else [eos])]
         self.stop_ids = frozenset(stop_ids)
+        self._stops = {name for name, id in ids_of.items() if id in self.stop_ids}
+        self._apply = template_function(self.tokenizer, template)
         self._tools_render: dict[bool, bool] = {}
         self._segments_agree: bool | None = None
 
@@ -71,7 +102,12 @@ class Renderer:
             Reject: the template refuses the conversation.
         """
         self.check_tools(messages, tools)
-        return self._ids(messages, tools, generation=True)
+        talk = self._talk(messages, tools)
+        return self._ids(talk, self.render(talk.messages, talk.tools, generation=True))
+
+    def family_stops(self) -> list[int]:
+        """Ids of the family's stops that this tokenizer has."""
+        return [self.controls.ids_of[name] for name in self.family.stops if name in self.controls.ids_of]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids``, control tokens left out."""
@@ -89,22 +125,34 @@ class Renderer:
         :class:`Reject` in the list, never a guess.
         """
         self.check_tools(messages, tools)
+        turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+        try:
+            talk = self._talk(messages, tools)
+        except Reject as reject:
+            return [reject for _ in turns]
         rows: list[TurnRow | Reject] = []
-        full = False  # the context alone is too long, so that of every later turn is too
-        for turn, message in enumerate(messages):
-            if message["role"] != "assistant":
+        for turn in turns:
+            if talk.full:
+                rows.append(Reject("too_long"))
                 continue
             try:
-                if full:
-                    raise Reject("too_long")
-                row = self._turn_row(messages, tools, turn)
-                if max_length is not None and len(row.input_ids) > max_length:
-                    full = row.start >= max_length
-                    raise Reject("too_long")
-                rows.append(row)
+                rows.append(self._turn_row(talk, turn, messages, max_length))
             except Reject as reject:
                 rows.append(reject)
         return rows
+
+    def last_turn(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        max_length: int | None = None,
+    ) -> TurnRow | Reject:
+        """The row of the last message, an assistant's; earlier turns are context alone."""
+        self.check_tools(messages, tools)
+        try:
+            return self._turn_row(self._talk(messages, tools), len(messages) - 1, messages, max_length)
+        except Reject as reject:
+            return reject
 
     def check_tools(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None) -> None:
         """Refuse tools that the template would leave out without a word. Decided once per renderer."""
@@ -112,84 +160,254 @@ class Renderer:
             return
         has_system = messages[0]["role"] == "system"
         if has_system not in self._tools_render:
-            without = self._render(messages[:2], None, generation=True)
-            self._tools_render[has_system] = self._render(messages[:2], tools, generation=True) != without
+            without = self.render(list(messages[:2]), None, generation=True)
+            self._tools_render[has_system] = self.render(list(messages[:2]), tools, generation=True) != without
         if not self._tools_render[has_system]:
             raise EyrieError(
                 f"{self.folder}: its chat template does not render tool declarations; set `tools: drop` for this "
                 "dataset to ask its questions without tools, or use a target whose template knows tools"
             )
 
-    def _turn_row(self, messages: Sequence[dict[str, Any]], tools: Any, turn: int) -> TurnRow:
-        prompt = self._ids(messages[:turn], tools, generation=True)
-        finished = self._ids(messages[: turn + 1], tools, generation=False)
-        start = len(prompt)
-        if finished[:start] != prompt:
-            history = self._ids(messages[:turn], tools, generation=False)
-            start = common_prefix(prompt, finished)
+    def _talk(self, messages: Sequence[dict[str, Any]], tools: Any) -> _Talk:
+        """Raises :class:`Reject` for quoted control strings that this tokenizer cannot encode as text."""
+        shown = [self.for_template(message) for message in canonical_calls(messages, self.family.call_id)]
+        (hidden, declared), quotes = self.controls.hide([shown, tools or None])
+        if quotes is not None and not self.segments_agree:
+            raise Reject("quoted_control")
+        return _Talk(hidden, declared, quotes)
+
+    def for_template(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Reasoning under the template's own name for it; an inline think block is taken for what it is."""
+        reasoning, think = message.get("reasoning"), self.think
+        if message["role"] == "assistant" and not reasoning and think:
+            inner, close, rest = message["content"].partition(think.close)
+            if close and inner.lstrip().startswith(think.open):
+                message = {**message, "content": rest.lstrip("\n")}
+                reasoning = inner.lstrip().removeprefix(think.open).strip("\n")
+        plain = {key: value for key, value in message.items() if key != "reasoning"}
+        return {**plain, **dict.fromkeys(REASONING_KEYS, reasoning)} if reasoning else plain
+
+    def _turn_row(self, talk: _Talk, turn: int, messages: Sequence[dict[str, Any]], max_length: int | None) -> TurnRow:
+        """Raises :class:`Reject`."""
+        ids, start = self._boundary(talk, turn)
+        if max_length is not None and len(ids) > max_length:
+            talk.full = start >= max_length
+            raise Reject("too_long")
+        if len(ids) - start < 2:
+            raise Reject("no_supervised_tokens", f"turn {turn}")
+        asked = (message["content"] for message in reversed(messages[:turn]) if message["role"] == "user")
+        return TurnRow(turn, ids, start, next(asked, ""), talk.quotes is not None)
+
+    def _boundary(self, talk: _Talk, turn: int) -> tuple[list[int], int]:
+        """Ids of the turn with its context, and where the answer begins."""
+        message = talk.messages[turn]
+        reasoning = str(message.get("reasoning") or "").strip()
+        if reasoning and self.thinking is False:
+            raise Reject("reasoning_unwanted", f"turn {turn}")
+        arguments = self._arguments_for(bool(reasoning))
+        prompt = self.render(talk.messages[:turn], talk.tools, generation=True, arguments=arguments)
+        finished = self.render(talk.messages[: turn + 1], talk.tools, generation=False, arguments=arguments)
+        header = header_of(prompt, self.think)
+        continues = finished.startswith(header)
+        tail = finished[len(header) :] if continues else self._tail(talk, turn, finished, arguments)
+        split = self._split(prompt, tail, reasoning, message["content"]) if self.segments_agree and tail else None
+        if split is None:
+            return self._by_ids(talk, turn, prompt, finished)
+        context, answer = split
+        ended = self.controls.cut_behind(answer, self._stops)
+        if ended is None:
+            raise Reject("no_stop_id", f"turn {turn}")
+        self._check_answer(context, ended, turn)
+        ids = self._ids(talk, context)
+        start = len(ids)
+        return ids + self.controls.ids(ended, talk.quotes), start
+
+    def _arguments_for(self, thinks: bool) -> dict[str, Any]:
+        """An answer with reasoning is one that the target gives with thinking on, any other with thinking off."""
+        if self.think is None or self.family.switch is None:
+            return self.arguments
+        return {**self.arguments, **(self.family.switch.thinking if thinks else self.family.switch.plain)}
+
+    def _tail(self, talk: _Talk, turn: int, finished: str, arguments: dict[str, Any]) -> str | None:
+        """What the finished turn has behind its header, for a template that rewrites the history as the turn ends.
+
+        (Reasoning of a tool call may stay until the answer is there.) The turn is rendered behind its question alone,
+        and the result must be the end of the whole, header included. None when it is not.
+        """
+        asked = [message for message in talk.messages[:turn] if message["role"] == "user"][-1:]
+        if self.think is None or not asked:
+            return None
+        history = self.render(asked, talk.tools, generation=False, arguments=arguments)
+        prompt = self.render(asked, talk.tools, generation=True, arguments=arguments)
+        whole = self.render([*asked, talk.messages[turn]], talk.tools, generation=False, arguments=arguments)
+        header = header_of(prompt, self.think)
+        same = header.startswith(history) and whole.startswith(header) and finished.endswith(whole[len(history) :])
+        return whole[len(header) :] if same else None
+
+    def _split(self, prompt: str, tail: str, reasoning: str, content: str) -> tuple[str, str] | None:
+        """Context and answer as text, from the prompt and what the finished turn has behind the header that they share.
+
+        A finished turn that continues its prompt is taken as it is, but for an empty think block, which is the
+        template's and not the target's and so joins the context. Another one is put together as the target writes it:
+        reasoning, the closing of the think block, and what stands behind the (empty or missing) block of the finished
+        turn. None when the boundary must be looked for in the ids.
+        """
+        think = self.think
+        opened = prompt[len(header_of(prompt, think)) :]
+        if tail.startswith(opened) and holds(self.controls.words(tail, self._stops), reasoning, content):
+            answer = tail[len(opened) :]
+            body = answer if think is None or reasoning else without_empty_think(answer, think)
+            return prompt + answer[: len(answer) - len(body)], body
+        if think is None:
+            return None
+        layout = layout_of(prompt, think)
+        opening, closing = think.open + layout.after_open, layout.before_close + think.close + layout.after_close
+        inside = prompt.endswith(opening)
+        body = without_empty_think(tail, think)
+        unknown = not inside and (opened or len(think.layouts) > 1)  # how the target would write the block
+        if reasoning and (unknown or think.open in self.controls.controls(body)):
+            return None
+        if not reasoning:
+            return (prompt + closing if inside else prompt), body
+        return prompt, ("" if inside else opening) + reasoning + closing + body
+
+    def _by_ids(self, talk: _Talk, turn: int, prompt_text: str, finished_text: str) -> tuple[list[int], int]:
+        """The boundary is where the ids of prompt and finished turn part; it may not lie inside the history."""
+        prompt, finished = self._ids(talk, prompt_text), self._ids(talk, finished_text)
+        start = common_prefix(prompt, finished)
+        if start < len(prompt):
+            history = self._ids(talk, self.render(talk.messages[:turn], talk.tools, generation=False))
             if finished[: len(history)] != history or start < len(history):
                 raise Reject("unstable_boundary", f"turn {turn}")
-        end = max((i + 1 for i in range(start, len(finished)) if finished[i] in self.stop_ids), default=0)
+        end = next((i + 1 for i in range(start, len(finished)) if finished[i] in self.stop_ids), 0)
         if end == 0:
             raise Reject("no_stop_id", f"turn {turn}")
-        reasoning = messages[turn].get("reasoning")
-        if reasoning and self.decode(finished[start:end]).find(reasoning.strip()) < 0:
+        message = talk.messages[turn]
+        reasoning, content = (
+            self.controls.show(str(message.get(key) or "").strip(), talk.quotes) for key in ("reasoning", "content")
+        )
+        if not holds(self.decode(finished[start:end]), reasoning, content):
             raise Reject("reasoning_dropped", f"turn {turn}")
-        asked = [message["content"] for message in messages[:turn] if message["role"] == "user"]
-        return TurnRow(turn, finished[:end], start, asked[-1] if asked else "")
+        return finished[:end], start
 
-    def _ids(self, messages: Sequence[dict[str, Any]], tools: Any, *, generation: bool) -> list[int]:
-        quoted = [text for message in messages for text in _strings(message) if self._special_pattern.search(text)]
-        if not quoted:
-            rendered = self._render(messages, tools, generation=generation)
-            return list(self.tokenizer.encode(rendered, add_special_tokens=False))
+    def _check_answer(self, context: str, answer: str, turn: int) -> None:
+        """What holds of every answer of the family. Raises :class:`Reject`."""
+        inside = self.controls.controls(answer)
+        family = self.family
+        before = next(reversed(self.controls.controls(context)), "")
+        if family.answer_after and before not in family.answer_after:
+            raise Reject("broken_turn", f"turn {turn}: the answer follows {before or 'no control token'}")
+        wrong = next((name for name in inside if name in family.turn_tokens), None)
+        if wrong:
+            raise Reject("broken_turn", f"turn {turn}: {wrong} inside the answer")
+        if self.think:
+            opened = inside.count(self.think.open) + (before == self.think.open)
+            if opened != inside.count(self.think.close):
+                raise Reject("broken_turn", f"turn {turn}: {self.think.open} and {self.think.close} do not pair")
+
+    @property
+    def segments_agree(self) -> bool:
+        """Whether encoding piece by piece, between control strings, gives the ids that encoding the whole gives."""
         if self._segments_agree is None:
-            plain = self._render([{"role": "user", "content": "a b\nc"}], None, generation=True)
-            self._segments_agree = self._encode_segments(plain, str) == list(
-                self.tokenizer.encode(plain, add_special_tokens=False)
-            )
-        if not self._segments_agree:
-            raise Reject("template_refused", "quotes a control string, which this tokenizer cannot encode as text")
-        taken = "".join(_strings(list(messages)))
-        mark = next((mark for mark in MARKS if mark not in taken), None)
-        if mark is None:
-            raise Reject("template_refused", "holds every private character that protects a quoted control string")
-        names = list(self._specials)
-        numbers = {name: f"{mark}{number}{mark}" for number, name in enumerate(names)}
+            plain = self.render([{"role": "user", "content": PROBE_TEXT}], None, generation=True)
+            whole = list(self.tokenizer.encode(plain, add_special_tokens=False))
+            self._segments_agree = self.controls.ids(plain) == whole and self.controls.quotes_as_text()
+        return self._segments_agree
 
-        def hide(text: str) -> str:
-            return self._special_pattern.sub(lambda found: numbers[found[0]], text)
+    def _ids(self, talk: _Talk, rendered: str) -> list[int]:
+        if self.segments_agree:
+            return self.controls.follow(rendered, talk.quotes, talk.trail)
+        return list(self.tokenizer.encode(rendered, add_special_tokens=False))
 
-        def show(text: str) -> str:
-            return re.sub(f"{mark}(\\d+){mark}", lambda found: names[int(found[1])], text)
-
-        hidden = [_mapped(message, hide) for message in messages]
-        return self._encode_segments(self._render(hidden, tools, generation=generation), show)
-
-    def _encode_segments(self, rendered: str, show: Callable[[str], str]) -> list[int]:
-        """Encode text between control strings as plain characters, and the control strings as their ids."""
-        ids: list[int] = []
-        position = 0
-        for found in [*self._special_pattern.finditer(rendered), None]:
-            text = show(rendered[position : found.start() if found else None])
-            if text:
-                ids += self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-            if found:
-                ids.append(self._specials[found[0]])
-                position = found.end()
-        return ids
-
-    def _render(self, messages: Sequence[dict[str, Any]], tools: Any, *, generation: bool) -> str:
+    def render(
+        self, messages: list[dict[str, Any]], tools: Any, *, generation: bool, arguments: dict[str, Any] | None = None
+    ) -> str:
+        """The template's text; ``arguments`` in place of the renderer's own. Raises :class:`Reject`."""
         from jinja2 import TemplateError
 
-        shown = [_for_template(message) for message in messages]
+        arguments = self.arguments if arguments is None else arguments
         try:
-            text = self.tokenizer.apply_chat_template(
-                shown, tools=tools or None, add_generation_prompt=generation, tokenize=False
-            )
+            text = self._apply(messages, tools or None, generation, arguments)
         except (TemplateError, TypeError) as error:
             raise Reject("template_refused", " ".join(str(error).split())[:120]) from None
         return str(text)
+
+
+# Templates call the reasoning by one of these names.
+REASONING_KEYS = ("reasoning", "reasoning_content", "thinking")
+
+# Everything that encoding piece by piece could get wrong: edges of white space, scripts, emoji, code.
+PROBE_TEXT = (
+    " a b\nc  def f(x):\n\treturn {'k': x}\n\n\u4f60\u597d\uff0c\u4e16\u754c \U0001f426\u200d\U0001f525 caf\u00e9 "
+)
+
+
+def holds(answer: str, reasoning: str, content: str) -> bool:
+    """Whether the reasoning stands in the answer, and the content behind it (the one may be a part of the other)."""
+    if not reasoning:
+        return True
+    at = answer.find(reasoning)
+    return at >= 0 and answer.find(content.strip(), at + len(reasoning)) >= 0
+
+
+def layout_of(prompt: str, think: Think) -> Layout:
+    """The layout whose opening ends the prompt; the first one when the prompt opens no think block."""
+    opened = (layout for layout in think.layouts if prompt.endswith(think.open + layout.after_open))
+    return next(opened, think.layouts[0])
+
+
+def without_empty_think(text: str, think: Think) -> str:
+    """``text`` without the think block at its beginning, when that is empty; of the block the opening may lack."""
+    rest = text.lstrip().removeprefix(think.open).lstrip()
+    if not rest.startswith(think.close):
+        return text
+    rest = rest.removeprefix(think.close)
+    behind = {layout.after_close for layout in think.layouts}
+    return rest.removeprefix(next((gap for gap in sorted(behind, key=len, reverse=True) if rest.startswith(gap)), ""))
+
+
+def header_of(text: str, think: Think | None) -> str:
+    """The prompt without the think block, open or empty, at its end."""
+    if think is None:
+        return text
+    rest = text.rstrip()
+    if rest.endswith(think.close):
+        rest = rest.removesuffix(think.close).rstrip()
+        return rest.removesuffix(think.open)
+    return rest.removesuffix(think.open) if rest.endswith(think.open) else text
+
+
+def canonical_calls(messages: Sequence[dict[str, Any]], spelling: str | None) -> list[dict[str, Any]]:
+    """Messages whose tool calls, and the results that answer them, carry ids in the family's spelling.
+
+    ``spelling`` holds ``{name}`` and ``{index}``, which counts over the whole conversation; None leaves ids alone. A
+    result is matched by the id it names, else by its place: the first result answers the first open call.
+
+    Raises:
+        Reject: a result without an open call.
+    """
+    if spelling is None:
+        return list(messages)
+    changed: list[dict[str, Any]] = []
+    index = 0
+    waiting: list[tuple[Any, str]] = []
+    for message in messages:
+        if message.get("tool_calls"):
+            waiting, calls = [], []
+            for call in message["tool_calls"]:
+                name = (call.get("function") or call).get("name", "")
+                waiting.append((call.get("id"), spelling.format(name=name, index=index)))
+                calls.append({**call, "id": waiting[-1][1]})
+                index += 1
+            message = {**message, "tool_calls": calls}
+        elif message["role"] == "tool":
+            if not waiting:
+                raise Reject("bad_order", "more tool results than calls")
+            named = message.get("tool_call_id")
+            place = next((i for i, (old, _) in enumerate(waiting) if named is not None and old == named), 0)
+            message = {**message, "tool_call_id": waiting.pop(place)[1]}
+        changed.append(message)
+    return changed
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
@@ -200,9 +418,10 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:
         why = " ".join(str(error).split())[:160]
-        raise EyrieError(
-            f"{folder}: its tokenizer cannot be loaded ({why}); copy the tokenizer's files there"
-        ) from error
+        mend = "copy the tokenizer's files there"
+        if "custom code" in why and not trust_remote_code:
+            mend = "read that code, then set target.trust_remote_code (for a hub id pin target.revision too)"
+        raise EyrieError(f"{folder}: its tokenizer cannot be loaded ({why}); {mend}") from error
 
 
 def template_of(tokenizer: Any, folder: Path) -> str:
@@ -217,37 +436,46 @@ def template_of(tokenizer: Any, folder: Path) -> str:
     return str(template)
 
 
+def template_function(tokenizer: Any, template: str) -> Callable[[list[dict[str, Any]], Any, bool, Any], str]:
+    """``(messages, tools, generation, arguments) -> text``, as ``apply_chat_template`` gives it.
+
+    The library checks and copies every message on each call, which costs more than the template itself. Its compiled
+    template is called directly instead, unless the tokenizer brings its own code or the two disagree on a probe.
+    """
+
+    def slow(messages: list[dict[str, Any]], tools: Any, generation: bool, arguments: dict[str, Any]) -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=generation, tokenize=False, **arguments
+            )
+        )
+
+    def fast(messages: list[dict[str, Any]], tools: Any, generation: bool, arguments: dict[str, Any]) -> str:
+        given = {**names, **arguments}
+        return str(
+            compiled.render(messages=messages, tools=tools, documents=None, add_generation_prompt=generation, **given)
+        )
+
+    try:
+        from transformers import PreTrainedTokenizerBase
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
+            return slow
+        compiled, names = _compile_jinja_template(template), tokenizer.special_tokens_map
+        probe: list[dict[str, Any]] = [
+            {"role": "user", "content": PROBE_TEXT},
+            {"role": "assistant", "content": "a", **dict.fromkeys(REASONING_KEYS, "b")},
+        ]
+        same = all(fast(probe[:n], None, n == 1, {}) == slow(probe[:n], None, n == 1, {}) for n in (1, 2))
+        return fast if same else slow
+    except Exception:  # a private part of the library that moved, or a template that refuses the probe
+        return slow
+
+
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """How many ids the two share from the start."""
     for position, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
             return position
     return min(len(left), len(right))
-
-
-def _for_template(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates call the reasoning ``reasoning_content``."""
-    if "reasoning" not in message:
-        return message
-    return {**message, "reasoning_content": message["reasoning"]}
-
-
-def _strings(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, dict):
-        return [text for inner in value.values() for text in _strings(inner)]
-    if isinstance(value, list):
-        return [text for inner in value for text in _strings(inner)]
-    return []
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """``value`` with every string changed, keys left as they are."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _mapped(inner, change) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_mapped(inner, change) for inner in value]
-    return value

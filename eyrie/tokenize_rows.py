@@ -1,7 +1,8 @@
 """Conversations -> token rows: ids, and the spans whose labels are supervised.
 
-Answers keep the ids that the target produced; nothing is rendered or re-encoded. Native conversations are rendered
-with the target's template, one row per assistant turn (:meth:`eyrie.render.Renderer.turn_rows`).
+Answers keep the ids that the target produced; nothing is rendered or re-encoded. Native conversations, and answers of
+engines that give text alone, are rendered with the target's template, one row per assistant turn
+(:meth:`eyrie.render.Renderer.turn_rows`).
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eyrie.config import Tokenize
-from eyrie.conversation import Reject, prompt_key
+from eyrie.conversation import REASONS, Reject, prompt_key
 from eyrie.errors import EyrieError
 from eyrie.formats.jsonl import read_jsonl
 from eyrie.formats.manifest import RowCounts, verified_manifest
@@ -21,7 +23,13 @@ from eyrie.formats.publish import publish
 from eyrie.formats.tokens import write_tokens
 from eyrie.targets.card import TargetCard, read_card, resolve
 
+if TYPE_CHECKING:
+    from eyrie.render import Renderer, TurnRow
+
 Outcome = dict[str, Any] | Reject
+
+# A provider's token count and that of its text, encoded again, may differ by this much.
+DRIFT_TOKENS, DRIFT_SHARE = 4, 0.005
 
 
 def tokenize(recipe: dict[str, Any], *, source: Path, name: str, target: Path, model: str, out: Path) -> None:
@@ -35,11 +43,12 @@ def tokenize(recipe: dict[str, Any], *, source: Path, name: str, target: Path, m
         source: response shard (answered) or prompt shard (native), verified against its manifest.
         name: dataset.
         target: the run's target card.
-        model: folder or hub id of the tokenizer; read for native shards only.
+        model: folder or hub id of the tokenizer; read where something is rendered.
         out: where the token shard goes.
 
     Raises:
-        EyrieError: a source of another stage or target, a broken row, or a shard without a single usable row.
+        EyrieError: a source of another stage or target, a broken row, a template whose turns have no stable boundary,
+            or a shard without a single usable row.
     """
     started = time.monotonic()
     card = read_card(target)
@@ -47,10 +56,11 @@ def tokenize(recipe: dict[str, Any], *, source: Path, name: str, target: Path, m
     native = recipe["kind"] == "native"
     stage, identity = ("ingest", {}) if native else ("generate", card.identity())
     manifest = verified_manifest(source, stage=stage, identity=identity)
+    rendered = Rendered(model, card)
     if native:
-        outcomes = native_rows(source, model, card, options, recipe["token_budget"])
+        outcomes = native_rows(source, rendered, card, options, recipe["token_budget"])
     else:
-        outcomes = response_rows(source, card, options)
+        outcomes = response_rows(source, rendered, card, options)
     kept: list[dict[str, Any]] = []
     dropped: Counter[str] = Counter()
     for outcome in outcomes:
@@ -77,16 +87,61 @@ def tokenize(recipe: dict[str, Any], *, source: Path, name: str, target: Path, m
             "conversations": len({row["conversation"] for row in kept}),
             "truncated_kept": sum(row["finish_reason"] == "length" for row in kept),
             "longest": max(row["length"] for row in kept),
+            # how text became ids: the template's hash stands in the identity, this one is of the family's rules
+            "rules": card.rendering.rules,
+            "retokenized": rendered.retokenized,
+            "quoted_control_rows": rendered.quoting,
         }
         draft.stats = {"seconds": round(time.monotonic() - started, 3)}
 
 
-def response_rows(source: Path, card: TargetCard, options: Tokenize) -> Iterator[Outcome]:
-    """Rows of a response shard: the served prompt ids followed by the generated ids."""
+class Rendered:
+    """The renderer, made when something must be rendered, and what was counted on the way.
+
+    Attributes:
+        retokenized: answers that came as text alone and were encoded here.
+        quoting: rows whose messages hold control strings, which were encoded as plain characters.
+    """
+
+    def __init__(self, model: str, card: TargetCard) -> None:
+        self._model, self._card = model, card
+        self.retokenized = self.quoting = 0
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        """Raises :class:`EyrieError` when the self-test found that no turn of the template can be told apart."""
+        from eyrie.render import Renderer
+
+        found = self._card.rendering
+        folder = resolve(self._model, self._card.revision)
+        if found.boundary != "stable":
+            raise EyrieError(
+                f"{folder}: its chat template gives no turn a boundary ({found.boundary}: {REASONS[found.boundary]}); "
+                "use answered datasets, or mend the template"
+            )
+        return Renderer(folder, self._card.stop_ids, found)
+
+    def count(self, outcome: Outcome, turn: TurnRow, *, retokenized: bool = False) -> Outcome:
+        """Count a row that is kept."""
+        if isinstance(outcome, dict):
+            self.quoting += turn.quotes
+            self.retokenized += retokenized
+        return outcome
+
+
+def response_rows(source: Path, rendered: Rendered, card: TargetCard, options: Tokenize) -> Iterator[Outcome]:
+    """Rows of a response shard: the served prompt ids followed by the generated ids.
+
+    A row without ``output_ids`` has ``message`` (the answer: content, reasoning, tool calls) and may have
+    ``completion_tokens``, the provider's own count, which its encoded text must meet.
+    """
     for number, row in enumerate(read_jsonl(source), start=1):
         try:
-            prompt, output = row["prompt_ids"], row["output_ids"]
             finish, messages = row["finish_reason"], row["messages"]
+            if row.get("output_ids") is None and "message" in row:
+                yield _from_text(row, rendered, options)
+                continue
+            prompt, output = row["prompt_ids"], row["output_ids"]
             if max([*prompt, *output], default=0) >= card.vocab_size:
                 raise EyrieError(
                     f"{source}:{number}: holds token ids above the target's vocabulary of {card.vocab_size}; "
@@ -98,14 +153,32 @@ def response_rows(source: Path, card: TargetCard, options: Tokenize) -> Iterator
                 f"{source}:{number}: is no response row ({type(error).__name__}: {error}); "
                 f"rebuild it with `snakemake -f {source}`"
             ) from error
-        yield _checked(made, options)
+        outcome = _checked(made, options)
+        if isinstance(outcome, dict) and finish != "length" and output[-1] not in card.stop_ids:
+            outcome = Reject("no_stop_id")
+        yield outcome
 
 
-def native_rows(source: Path, model: str, card: TargetCard, options: Tokenize, token_budget: int) -> Iterator[Outcome]:
+def _from_text(row: dict[str, Any], rendered: Rendered, options: Tokenize) -> Outcome:
+    """The row of an answer that came as text. A cut one has no known last token, so it is left out."""
+    if row["finish_reason"] == "length":
+        return Reject("truncated", "an answer without ids")
+    messages = [*row["messages"], {"content": "", **row["message"], "role": "assistant"}]
+    turn = rendered.renderer.last_turn(messages, row.get("tools"), options.max_length)
+    if isinstance(turn, Reject):
+        return turn
+    made = _row(row["id"], row["messages"], turn.turn, turn.input_ids, turn.start, row["finish_reason"])
+    told = row.get("completion_tokens")
+    if told is not None and abs(made["completion_tokens"] - told) > max(DRIFT_TOKENS, DRIFT_SHARE * told):
+        return Reject("retokenization_drift", f"{made['completion_tokens']} tokens, the provider counted {told}")
+    return rendered.count(_checked(made, options), turn, retokenized=True)
+
+
+def native_rows(
+    source: Path, rendered: Rendered, card: TargetCard, options: Tokenize, token_budget: int
+) -> Iterator[Outcome]:
     """Rows of a native prompt shard, one per assistant turn: the shortest prefix that fills the budget."""
-    from eyrie.render import Renderer
-
-    renderer = Renderer(resolve(model, card.revision), card.stop_ids)
+    renderer = rendered.renderer
     completion = 0
     for row in read_jsonl(source):
         messages = row["messages"]
@@ -119,7 +192,7 @@ def native_rows(source: Path, model: str, card: TargetCard, options: Tokenize, t
                 yield turn
             else:
                 made = _row(row["id"], messages, turn.turn, turn.input_ids, turn.start, "native")
-                outcome = _checked(made, options)
+                outcome = rendered.count(_checked(made, options), turn)
                 if isinstance(outcome, dict):
                     completion += outcome["completion_tokens"]
                 yield outcome

@@ -165,3 +165,17 @@ def test_a_dataset_has_one_place() -> None:
     datasets = {"a": {"adapter": "columns", "token_budget": 1, "path": "x.jsonl", "revision": "main"}}
     with pytest.raises(EyrieError, match=r"datasets\.a: path and revision name two sources: remove one of them"):
         parse_config({"run": "r", "target": {"model": "m"}, "datasets": datasets})
+
+
+def test_code_from_the_hub_needs_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    trusted = {"model": "owner/name", "trust_remote_code": True}
+    for revision in ({}, {"revision": "main"}, {"revision": commit[:12]}):
+        with pytest.raises(EyrieError, match=r"target: trust_remote_code runs code of owner/name: set target.revision"):
+            parse_config({**minimal(), "target": {**trusted, **revision}})
+    assert parse_config({**minimal(), "target": {**trusted, "revision": commit}}).target.trust_remote_code
+    assert parse_config({**minimal(), "target": {"model": "owner/name"}}).target.revision is None
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    assert parse_config({**minimal(), "target": trusted}).target.trust_remote_code, "a folder of one's own"
+    assert parse_config({**minimal(), "target": {**trusted, "model": "./owner/name"}}).target.trust_remote_code

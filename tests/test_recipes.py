@@ -99,6 +99,7 @@ CONTENT: dict[str, Any] = {
     "target.gguf.package": "other",
     "target.gguf.file": "other",
     "target.dtype": "bfloat16",
+    "target.thinking": True,
     "target.trust_remote_code": True,
     "sampling.temperature": 0.5,
     "sampling.top_p": 0.5,

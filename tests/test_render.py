@@ -71,8 +71,9 @@ def test_marks_that_a_message_already_holds_do_not_confuse(renderer: Renderer) -
 
 def test_quoting_changes_no_other_id(renderer: Renderer) -> None:
     """Encoding piece by piece gives the ids that encoding the whole gives."""
-    plain = renderer._render(CHAT, None, generation=True)
-    assert renderer._encode_segments(plain, str) == renderer.prompt_ids(CHAT)
+    plain = renderer.render(CHAT, None, generation=True)
+    assert renderer.segments_agree
+    assert renderer.tokenizer.encode(plain, add_special_tokens=False) == renderer.prompt_ids(CHAT)
 
 
 def test_one_row_per_turn_with_the_served_context(renderer: Renderer) -> None:

@@ -67,7 +67,7 @@ def prompts_of(suite: Suite, merged: Path, tokens: Sequence[Path], folder: Path,
     from eyrie.datasets import suite_prompts
     from eyrie.render import Renderer
 
-    renderer = Renderer(folder, card.stop_ids)
+    renderer = Renderer(folder, card.stop_ids, card.rendering)
     prompts: list[Prompt] = []
     for conversation in suite_prompts(suite.dataset, suite.options)[: suite.prompts_per_dataset]:
         row = conversation.to_row(len(prompts))

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from eyrie.errors import EyrieError
 from eyrie.formats.manifest import sha256_of
 from eyrie.formats.publish import write_json
+from eyrie.recipes import canonical_json
+from eyrie.targets.selftest import Rendering, examine
 
 WEIGHTS = (".safetensors", ".bin", ".pt")
 # Files that decide how text becomes ids; which of them exist depends on the kind of tokenizer.
@@ -31,7 +33,6 @@ TOKENIZER_FILES = (
 )
 HUB_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py", "*.safetensors"]
 WHOLE_HASH_BYTES = 4 * 10**9  # weights up to this size are hashed whole, larger ones by header and size
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>", "<|return|>", "<|call|>")
 
 
 class TargetCard(BaseModel):
@@ -41,7 +42,9 @@ class TargetCard(BaseModel):
         model: folder or hub id, as the config names it; ``revision`` that of a hub id.
         stop_ids: ids that end an answer: eos of config, generation config and tokenizer, and ends of turn. Ascending.
         special_ids: ids of special added tokens, those of ``stop_ids`` included. Ascending.
-        target, tokenizer, template: sha256 of the weights with their config, the tokenizer's files, the chat template.
+        target, tokenizer, template: sha256 of the weights with their config, the tokenizer's files, the chat template
+            (with the arguments that it is always given, where there are any).
+        rendering: what the start-up self-test found.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -67,6 +70,7 @@ class TargetCard(BaseModel):
     target: str
     tokenizer: str
     template: str
+    rendering: Rendering = Rendering()
 
     def identity(self) -> dict[str, str]:
         """What a manifest records and a consumer compares."""
@@ -105,12 +109,13 @@ def identify(recipe: dict[str, Any], model: str, out: Path) -> None:
     """Measure the target and write its card.
 
     Args:
-        recipe: the ``target`` recipe (revision of a hub id, trust_remote_code).
+        recipe: the ``target`` recipe (revision of a hub id, thinking, trust_remote_code).
         model: local Hugging Face folder, or a hub id.
         out: where the card goes.
 
     Raises:
-        EyrieError: no such folder or hub id, or a folder without config, weights, tokenizer or chat template.
+        EyrieError: no such folder or hub id, a folder without config, weights, tokenizer or chat template, or a
+            tokenizer that fails its self-test.
     """
     chosen = recipe["target"]
     folder = resolve(model, chosen.get("revision"))
@@ -120,7 +125,7 @@ def identify(recipe: dict[str, Any], model: str, out: Path) -> None:
         raise EyrieError(
             f"{folder}: holds no weights (*.safetensors); finish the download or point target.model elsewhere"
         )
-    words = _tokenizer_facts(folder, config, trust_remote_code=chosen.get("trust_remote_code", False))
+    words = _tokenizer_facts(folder, config, chosen)
     heads = config["num_attention_heads"]
     rope = config.get("rope_parameters") or {}
     card = TargetCard(
@@ -192,29 +197,36 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _tokenizer_facts(folder: Path, config: dict[str, Any], *, trust_remote_code: bool) -> dict[str, Any]:
-    """``stop_ids``, ``special_ids`` and ``template`` of the card."""
-    from eyrie.render import load_tokenizer, template_of
+def _tokenizer_facts(folder: Path, config: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
+    """``stop_ids``, ``special_ids``, ``template`` and ``rendering`` of the card."""
+    from eyrie.render import Renderer, template_of
 
     if not _tokenizer_files(folder):
         raise EyrieError(
             f"{folder}: holds no tokenizer (tokenizer.json); copy the tokenizer's files beside the weights"
         )
-    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
-    template = template_of(tokenizer, folder)
+    trusted = chosen.get("trust_remote_code", False)
+    rendering = examine(folder, config, thinking=chosen.get("thinking"), trust_remote_code=trusted)
+    renderer = Renderer(folder, rendering=rendering)
+    tokenizer = renderer.tokenizer
     specials = {token.content: id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
     ids = {*specials.values(), *tokenizer.all_special_ids}
     stops = {*_ids(config.get("eos_token_id")), *_ids(tokenizer.eos_token_id)}
     generation = folder / "generation_config.json"
     if generation.exists():
         stops |= set(_ids(json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")))
-    stops |= {specials[name] for name in TURN_ENDS if name in specials}
+    stops |= set(renderer.family_stops())
+    stops -= {id for name, id in renderer.controls.ids_of.items() if name in renderer.family.message_ends}
     if not stops:
         raise EyrieError(f"{folder}: names no eos token; set eos_token_id in generation_config.json")
+    template = template_of(tokenizer, folder)
+    if rendering.template_kwargs:
+        template += "\0" + canonical_json(rendering.template_kwargs)
     return {
         "stop_ids": sorted(stops),
         "special_ids": sorted(ids | stops),
         "template": hashlib.sha256(template.encode()).hexdigest(),
+        "rendering": rendering,
     }
 
 
@@ -225,8 +237,10 @@ def _ids(value: Any) -> list[int]:
 
 def _tokenizer_files(folder: Path) -> list[Path]:
     named = [folder / name for name in TOKENIZER_FILES]
-    found = [path for path in [*named, *sorted(folder.glob("tokenization_*.py"))] if path.is_file()]
-    return found if any(path.name != "tokenizer_config.json" for path in found) else []
+    # what code that comes with the weights renders and encodes with; its models have nothing to do with that
+    code = [path for path in sorted(folder.glob("*.py")) if not path.name.startswith(("modeling_", "configuration_"))]
+    found = [path for path in [*named, *code] if path.is_file()]
+    return found if any(path.name in TOKENIZER_FILES[:-1] for path in found) else []
 
 
 def _files_hash(paths: list[Path]) -> str:
