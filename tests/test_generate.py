@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eyrie.budget import Budget
 from eyrie.config import Sampling
 from eyrie.engines.base import Answer, Request
 from eyrie.errors import EyrieError, run_cli
 from eyrie.formats.jsonl import write_jsonl
 from eyrie.formats.manifest import RowCounts, read_manifest
 from eyrie.formats.publish import publish
-from eyrie.generate import Budget, journal_key
+from eyrie.generate import journal_key
 from tests.generate_desk import (
     CONTEXT,
     MAX_TOKENS,
