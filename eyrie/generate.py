@@ -89,18 +89,17 @@ def generate(
     source = verified_manifest(prompts, stage="ingest")
     shard = f"{prompts.parent.name}/{prompts.name}"
     rows = list(read_jsonl(prompts))
-    if renderer is None or engine is None:
+    if renderer is None:
         from eyrie.render import Renderer
 
-        folder = resolve(model, recipe.get("target", {}).get("revision"))
-        renderer = renderer or Renderer(folder, card.stop_ids)
+        renderer = Renderer(resolve(model, card.revision), card.stop_ids)
     label = shard.removesuffix(".jsonl.zst")
     options = (options or Options()).with_recipe(recipe.get("engine", {}))
     with Journal(journal, afresh=afresh) as book:
         shift = Shift(recipe, card, rows, renderer, book, prompts, options.gates)
         if engine is None:
             engine = hire(
-                recipe, options, card, folder, threads=threads, turn_rows=renderer.turn_rows, outlook=shift.outlook,
+                recipe, options, card, model, threads=threads, turn_rows=renderer.turn_rows, outlook=shift.outlook,
                 ledger=journal.parents[1] / "dollars.json", owner=label,
             )  # fmt: skip
         shift.work(engine, label=f"generate {label}")
@@ -288,7 +287,8 @@ class Shift:
         counts.faults.update(facts.get("faults", {}))
         counts.served[str(facts.get("provider") or facts.get("url") or "")] += 1
         self._settle(request.position, Kept.of(record))
-        self.check_gates(at_once=True)
+        if reason in UNUSABLE:
+            self.check_gates(at_once=True)
 
     def _settle(self, position: int, kept: Kept) -> None:
         """Row ``position`` is answered, or it is known that it cannot be."""
@@ -318,7 +318,7 @@ class Shift:
                 self.journal.append({"key": self.key, "void": reason})
             raise EyrieError(
                 f"{self.where}: {count} of {self.counts.outcomes.total()} answers are {name}, engine.gates.{name} "
-                f"allows a share of {gate:g}; {self.journal.path} says why of each; mend it or raise the gate and run again"
+                f"allows a share of {gate:g}; {self.journal.path} says why; mend that or raise the gate, and run again"
             )
 
     def write(self, draft: Draft) -> None:

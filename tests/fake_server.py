@@ -1,7 +1,7 @@
 """A server of ours: SGLang's ``/generate``, chat completions and OpenRouter's routes, with every documented fault.
 
-What it answers is a function of the prompt alone (:meth:`tests.generate_desk.FakeEngine.of`), so a shard made through any
-weather can be held against an undisturbed one. Faults are drawn by prompt and attempt, so they do not depend on timing.
+What it answers is a function of the prompt alone (:meth:`tests.generate_desk.FakeEngine.of`), so a shard made
+through any weather can be held against an undisturbed one. Faults are drawn by prompt and attempt, not by time.
 """
 
 from __future__ import annotations
@@ -197,7 +197,10 @@ class FakeServer:
         message, rest = choice["message"], {name: made[name] for name in ("id", "model", "provider")}
         half = len(message["content"] or "") // 2
         await response.write(b": OPENROUTER PROCESSING\n\n")
-        for delta in ({**message, "content": (message["content"] or "")[:half]}, {"content": (message["content"] or "")[half:]}):
+        for delta in (
+            {**message, "content": (message["content"] or "")[:half]},
+            {"content": (message["content"] or "")[half:]},
+        ):
             await send(response, {**rest, "choices": [{"delta": delta, "finish_reason": None}]})
         await send(response, {**rest, "choices": [{"delta": {}, "finish_reason": choice["finish_reason"]}]})
         await send(response, {**rest, "choices": [], "usage": made["usage"]})

@@ -239,13 +239,13 @@ def test_a_damaged_prompt_shard_is_refused_before_work(desk: Desk) -> None:
 
 def test_an_engine_that_breaks_its_promise_is_a_bug(desk: Desk) -> None:
     class Faulty(FakeEngine):
-        answers = iter([Answer([], "stop"), Answer([5] * (MAX_TOKENS + 1), "length"), Answer([5], "refused")])
+        answers = iter([Answer([], "stop"), Answer([5] * (MAX_TOKENS + 1), "length"), Answer([5], "odd")])
 
         @classmethod
         def of(cls, request: Request) -> Answer:
             return next(cls.answers)
 
-    for fault in ("0 tokens", f"{MAX_TOKENS + 1} tokens", "finish_reason 'refused'"):
+    for fault in ("0 tokens", f"{MAX_TOKENS + 1} tokens", "finish_reason 'odd'"):
         with pytest.raises(ValueError, match=f"the engine gave {fault}"):
             desk.run(100, Faulty())
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyrie.config import Config, parse_config
+from eyrie.config import ENGINE_FITS, Config, parse_config
 from eyrie.config_reference import is_machine, options
 from eyrie.recipes import REVISIONS, canonical_json, recipe
 
@@ -77,18 +77,49 @@ def test_key_order_is_no_change() -> None:
 
 
 MACHINE = sorted(path for path, field in options(Config) if is_machine(field))
-VALUES = {"engine.device": st.sampled_from(["cpu", "cuda", "cuda:1"])}
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "engine.device": st.sampled_from(["cpu", "cuda", "cuda:1"]),
+    "engine.urls": st.lists(st.sampled_from(["http://a:1", "https://b/v1"]), min_size=1),
+    **{path: st.floats(0.0, 1.0) for path in MACHINE if path.startswith("engine.gates.")},
+}
+# An engine's options fit some kinds alone, so each kind has a config of its own to start from.
+KINDS: dict[str, dict[str, Any]] = {
+    "transformers": {},
+    "sglang": {"kind": "sglang"},
+    "openai": {"kind": "openai", "model": "m", "urls": ["http://c/v1"]},
+    "openrouter": {"kind": "openrouter", "model": "m", "max_dollars": 1.0, "openrouter": {"providers": ["A"]}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=5)
+def test_each_machine_option_can_be_set_and_never_changes_any_recipe(kind: str, data: st.DataObject) -> None:
+    base = {**RAW, "engine": KINDS[kind]}
+    dotted = data.draw(st.sampled_from([path for path in MACHINE if kind in fitting(path)]))
+    value = data.draw(VALUES.get(dotted, st.integers(16, 10**6)))
+    assert all_recipes(set_option(base, dotted, value)) == all_recipes(base)
+
+
+def fitting(dotted: str) -> tuple[str, ...]:
+    """Kinds of engine that an option means something for."""
+    section, _, name = dotted.partition(".")
+    return ENGINE_FITS[name.split(".")[0]] if section == "engine" else tuple(KINDS)
 
 
 @pytest.mark.parametrize("dotted", MACHINE)
-def test_each_machine_option_exists_and_can_be_set(dotted: str) -> None:
-    parse_config(set_option(RAW, dotted, "cpu" if dotted.endswith("device") else 17))
+def test_every_machine_option_can_be_set(dotted: str) -> None:
+    fixed: dict[str, Any] = {"engine.device": "cpu", "engine.urls": ["http://a"]}
+    value = fixed.get(dotted, 1 if ".gates." in dotted else 17)
+    base = {**RAW, "engine": KINDS[fitting(dotted)[0]]}
+    assert all_recipes(set_option(base, dotted, value)) == all_recipes(base)
 
 
-@given(data=st.data(), dotted=st.sampled_from(MACHINE))
-def test_a_machine_option_never_changes_any_recipe(data: st.DataObject, dotted: str) -> None:
-    value = data.draw(VALUES.get(dotted, st.integers(16, 10**6)))
-    assert all_recipes(set_option(RAW, dotted, value)) == all_recipes(RAW)
+def test_the_kind_of_engine_and_what_it_pins_are_part_of_the_recipe() -> None:
+    made_of = [json.dumps(recipe(parse_config({**RAW, "engine": engine}), "generate", dataset="code", shard="s0000"))
+               for engine in KINDS.values()]  # fmt: skip
+    assert len(set(made_of)) == 4
+    assert recipe(parse_config(RAW), "generate", dataset="code", shard="s0000")["engine"] == {}
 
 
 # Every option that is not the machine's business must change some recipe, or a stale result would pass for fresh.
@@ -100,6 +131,9 @@ CONTENT: dict[str, Any] = {
     "target.gguf.file": "other",
     "target.dtype": "bfloat16",
     "target.trust_remote_code": True,
+    "engine.reasoning": "high",
+    "engine.openrouter.providers": ["B"],
+    "engine.openrouter.quantizations": ["int4"],
     "sampling.temperature": 0.5,
     "sampling.top_p": 0.5,
     "sampling.max_tokens": 17,
@@ -131,7 +165,8 @@ CONTENT: dict[str, Any] = {
     "bench.suites.<name>.options": {"a": 1},
 }
 GENERIC = {int: 11, float: 0.37, str: "other"}
-FIXED = {"run", "engine.kind", "drafters.<name>.algorithm"}  # the folder's name; options with a single value so far
+# the folder's name; an option with a single value so far; one with a test of its own
+FIXED = {"run", "drafters.<name>.algorithm", "engine.kind"}
 
 
 @pytest.mark.parametrize("dotted", sorted({p for p, f in options(Config) if not is_machine(f)} - FIXED))
@@ -139,8 +174,8 @@ def test_every_other_option_changes_some_recipe(dotted: str) -> None:
     field = dict(options(Config))[dotted]
     default = field.get_default(call_default_factory=True)
     value = CONTENT.get(dotted, GENERIC.get(type(default), "other"))
-    changed = all_recipes(set_option(RAW, dotted, value))
-    before = all_recipes(RAW)
+    base = {**RAW, "engine": KINDS[fitting(dotted)[-1]]} if dotted.startswith("engine.") else RAW
+    changed, before = all_recipes(set_option(base, dotted, value)), all_recipes(base)
     if dotted == "bench.suites.<name>.options":
         # Options of an external suite count once there is one.
         external = set_option(RAW, "bench.suites.<name>.dataset", "other")

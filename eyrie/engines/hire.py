@@ -13,7 +13,7 @@ from eyrie.conversation import Reject
 from eyrie.engines.base import Engine, Request
 from eyrie.engines.money import Outlook
 from eyrie.errors import EyrieError
-from eyrie.targets.card import TargetCard
+from eyrie.targets.card import TargetCard, resolve
 
 if TYPE_CHECKING:
     from eyrie.engines.chat import Encode
@@ -29,7 +29,7 @@ def hire(
     recipe: dict[str, Any],
     options: Options,
     card: TargetCard,
-    folder: Path,
+    model: str,
     *,
     threads: int,
     turn_rows: TurnRows,
@@ -42,24 +42,25 @@ def hire(
     Args:
         recipe: of the generate stage.
         options: the ``engine`` section.
-        folder: of the target's files.
+        model: local Hugging Face folder or hub id of the target.
         threads: CPU threads of an engine in this process.
         turn_rows: renders a finished conversation (:meth:`eyrie.render.Renderer.turn_rows`).
         outlook: what is left to buy.
         ledger, owner: see :class:`eyrie.engines.money.Purse`.
     """
     if options.kind == "transformers":
-        return lambda: _in_process(recipe, options, card, folder, threads)
+        return lambda: _in_process(recipe, options, card, model, threads)
     return lambda: _served(recipe, options, card, encoder(turn_rows), outlook, ledger, owner)
 
 
-def _in_process(recipe: dict[str, Any], options: Options, card: TargetCard, folder: Path, threads: int) -> Engine:
+def _in_process(recipe: dict[str, Any], options: Options, card: TargetCard, model: str, threads: int) -> Engine:
     from eyrie.engines.transformers import TransformersEngine
     from eyrie.machine import choose_device, choose_dtype, use_threads
 
     use_threads(threads)
     device = choose_device(options.device)
     dtype = choose_dtype(recipe.get("target", {}).get("dtype", "auto"), device)
+    folder = resolve(model, recipe.get("target", {}).get("revision"))
     return TransformersEngine(folder, frozenset(card.stop_ids), dtype, options.batch_size, device)
 
 

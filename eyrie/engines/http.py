@@ -163,14 +163,14 @@ class _Sitting:
 
     async def run(self) -> None:
         async with self.engine.session() as self.session:
-            keeper = asyncio.create_task(self._keep_servers())
+            keepers = [asyncio.create_task(self._keep(server)) for server in self.pool.servers]
+            keepers.append(asyncio.create_task(self._watch()))
             try:
                 await self._drive()
             finally:
-                keeper.cancel()
-                for task in self.tasks:
+                for task in (*keepers, *self.tasks):
                     task.cancel()
-                await asyncio.gather(keeper, *self.tasks, return_exceptions=True)
+                await asyncio.gather(*keepers, *self.tasks, return_exceptions=True)
         if self.failure is not None:
             raise self.failure
 
@@ -205,12 +205,12 @@ class _Sitting:
             except _Again as again:
                 await self._sleep(again.after if again.after is not None else self.patience.first_wait)
                 answer = await self.retrying(self._try, row)
-            facts = dict(answer.facts)
-            if row.faults:
-                facts["faults"] = dict(row.faults)
-            if self.purse is not None:
-                facts["cost"] = round(row.spent, 9)
-            self.finished(row.request, replace(answer, facts=facts))
+            if row.faults or self.purse is not None:
+                more: dict[str, Any] = {"faults": dict(row.faults)} if row.faults else {}
+                if self.purse is not None:
+                    more["cost"] = round(row.spent, 9)  # of every try, not of the last one alone
+                answer = replace(answer, facts=answer.facts | more)
+            self.finished(row.request, answer)
         except Closed:
             pass
         except asyncio.CancelledError:
@@ -316,32 +316,31 @@ class _Sitting:
                 await self.stopping.wait()
                 raise Closed
 
-    async def _keep_servers(self) -> None:
-        """Greet servers that are not in the pool, again and again; end the stage when none answers for too long."""
-        wait: dict[str, float] = {}
-        due: dict[str, float] = {}
+    async def _keep(self, server: Server) -> None:
+        """Greet ``server`` whenever it is not in the pool, again and again, ever more rarely."""
+        wait = self.patience.first_wait
         try:
             while True:
-                for server in self.pool.servers:
-                    if not server.up and time.monotonic() >= due.get(server.url, 0.0):
-                        await self._greet(server)
-                        wait[server.url] = (
-                            self.patience.first_wait if server.up
-                            else min(2 * wait.get(server.url, self.patience.first_wait), self.patience.longest_wait)
-                        )  # fmt: skip
-                        due[server.url] = time.monotonic() + wait[server.url]
-                since = self.pool.none_up_since
-                if since is not None and time.monotonic() - since > self.patience.outage:
-                    raise EyrieError(
-                        f"{', '.join(self.engine.urls)}: no server has answered for {self.patience.outage:g} s "
-                        f"({'; '.join(server.last_fault for server in self.pool.servers)}); start one, or mend "
-                        "engine.urls, and run the same command again; every answer is kept"
-                    )
-                await asyncio.sleep(min(0.2, self.patience.first_wait))
+                if not server.up:
+                    await self._greet(server)
+                    wait = self.patience.first_wait if server.up else min(2 * wait, self.patience.longest_wait)
+                await asyncio.sleep(min(wait, 1.0) if server.up else wait)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             self._stop(error)
+
+    async def _watch(self) -> None:
+        """End the stage when no server has answered for too long."""
+        while True:
+            since = self.pool.none_up_since
+            if since is not None and time.monotonic() - since > self.patience.outage:
+                said = "; ".join(server.last_fault for server in self.pool.servers if server.last_fault)
+                text = f"{', '.join(self.engine.urls)}: no server has answered for {self.patience.outage:g} s ({said})"
+                mend = "start one, or mend engine.urls, and run the same command again; every answer is kept"
+                self._stop(EyrieError(f"{text}; {mend}"))
+                return
+            await asyncio.sleep(min(1.0, self.patience.outage / 4))
 
     async def _greet(self, server: Server) -> None:
         try:

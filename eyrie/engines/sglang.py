@@ -70,7 +70,6 @@ class SglangWire:
 
 
 def _facts(meta: dict[str, Any], server: Server) -> dict[str, Any]:
-    kept: dict[str, Any] = {
-        name: meta[name] for name in ("cached_tokens", "prompt_tokens", "weight_version") if name in meta
-    }
+    names = ("cached_tokens", "prompt_tokens", "weight_version")
+    kept: dict[str, Any] = {name: meta[name] for name in names if name in meta}
     return {"server": server.version, "url": server.url, **kept}
