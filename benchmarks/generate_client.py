@@ -3,7 +3,7 @@
 A server of ours answers at a fixed rate, a token every four milliseconds and row, so that answers of 5 to 200 tokens
 take 20 to 800 ms. The whole generate stage runs against it with prompts that need no tokenizer: budget, requests,
 journal. Throughput is held against the ideal: the same answers, in order, through as many slots with no cost in
-between. The last line is one JSON object. `--kills 50` kills the stage instead, at random moments, under injected faults.
+between. The last line is one JSON object. `--kills 50` kills the stage instead, at random moments, under faults.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyrie.config import Config, Dataset, deep_merge, load_config, parse_config
@@ -100,7 +100,7 @@ PAID: dict[str, Any] = {
         ({"kind": "sglang", "openrouter": {"providers": ["A"]}}, "engine.openrouter: is for kind openrouter"),
         (
             {"kind": "openai", "urls": ["http://a/v1"]},
-            "engine.model: is required for kind openai; add it to the config",
+            "engine.model: is required for kind openai; add it",
         ),
         ({"kind": "openai", "model": "m"}, "engine.urls: is required for kind openai; add it to the config"),
         ({**PAID, "max_dollars": None}, "engine.max_dollars: is required for kind openrouter"),
@@ -175,6 +175,7 @@ def test_a_file_that_is_no_config(tmp_path: Path, text: str) -> None:
 
 
 @given(budget=st.integers(1, 10_000), shard=st.integers(1, 3_000), raised=st.integers(0, 5_000))
+@settings(deadline=None)
 def test_shards_hold_the_budget_and_a_raise_moves_no_full_shard(budget: int, shard: int, raised: int) -> None:
     before = Dataset(adapter="a", token_budget=budget, tokens_per_shard=shard)
     after = Dataset(adapter="a", token_budget=budget + raised, tokens_per_shard=shard)
