@@ -338,8 +338,12 @@ class _Sitting:
                 said = "; ".join(server.last_fault for server in self.pool.servers if server.last_fault)
                 text = f"{', '.join(self.engine.urls)}: no server has answered for {self.patience.outage:g} s ({said})"
                 mend = "start one, or mend engine.urls, and run the same command again; every answer is kept"
-                self._stop(EyrieError(f"{text}; {mend}"))
-                return
+                return self._stop(EyrieError(f"{text}; {mend}"))
+            busy = self.pool.only_busy_since
+            if busy is not None and time.monotonic() - busy > self.patience.outage + self.patience.timeout:
+                text = f"{', '.join(self.engine.urls)}: every answer says that the server is busy, and none came"
+                mend = "lower engine.concurrency or come back later, and run the same command again"
+                return self._stop(EyrieError(f"{text}; {mend}; every answer is kept"))
             await asyncio.sleep(min(1.0, self.patience.outage / 4))
 
     async def _greet(self, server: Server) -> None:

@@ -22,21 +22,24 @@ class Server:
         up: whether it gets work.
         last_ok: when it last gave an answer (monotonic seconds); ``-inf`` before the first.
         version: what it says it is, such as ``sglang 0.5.23``.
+        busy_since: when it began to say only that it is busy; None after an answer.
         offers_ids: whether it returns token ids when asked (OpenAI-compatible servers).
     """
 
     def __init__(self, url: str, limit: int) -> None:
         self.url, self.limit, self.up, self.in_flight = url.rstrip("/"), float(limit), False, 0
         self.last_ok, self.version, self.offers_ids, self.last_fault = float("-inf"), "", False, ""
+        self.busy_since: float | None = None
         self._streak, self._cut_at = 0, float("-inf")
 
     def answered(self, most: int) -> None:
-        self._streak, self.last_ok = 0, time.monotonic()
+        self._streak, self.busy_since, self.last_ok = 0, None, time.monotonic()
         self.limit = min(float(most), self.limit + 1.0 / self.limit)
 
     def busy(self) -> None:
         """It said 429, or something like it."""
         now = time.monotonic()
+        self.busy_since = self.busy_since or now
         if now - self._cut_at >= CUT_EVERY:
             self.limit, self._cut_at = max(1.0, self.limit * CUT), now
 
@@ -46,7 +49,7 @@ class Server:
         return self._streak >= DEAD_AFTER
 
     def revived(self) -> None:
-        self.up, self._streak, self.last_ok = True, 0, time.monotonic()
+        self.up, self._streak, self.busy_since, self.last_ok = True, 0, None, time.monotonic()
 
 
 class Pool:
@@ -78,6 +81,13 @@ class Pool:
         chosen = min(with_room, key=lambda server: server.in_flight)
         chosen.in_flight += 1
         return chosen
+
+    @property
+    def only_busy_since(self) -> float | None:
+        """Since when every server that is up has said nothing but that it is busy."""
+        since = [server.busy_since for server in self.servers if server.up]
+        known = [moment for moment in since if moment is not None]
+        return max(known) if known and len(known) == len(since) else None
 
     async def place(self) -> Server:
         """Wait for a server with room. Raises :class:`Closed` once the pool is closed."""

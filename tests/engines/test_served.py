@@ -305,6 +305,14 @@ def test_no_server_at_all_ends_the_stage_with_the_mend(desk: Desk) -> None:
         desk.run_served(300, {"kind": "sglang"})
 
 
+def test_servers_that_are_busy_for_ever_end_the_stage(desk: Desk) -> None:
+    with (
+        FakeServer(share=1.0, faults=("429",), most=10**6) as server,
+        pytest.raises(EyrieError, match="every answer says that the server is busy, and none came; lower engine"),
+    ):
+        desk.run_served(300, sglang(server, outage=0.3, timeout=0.3))
+
+
 def test_several_servers_share_the_load_and_a_dead_one_is_left_out(
     desk: Desk, calm: Callable[[int], tuple[bytes, bytes]]
 ) -> None:
@@ -434,3 +442,27 @@ def test_a_raised_budget_buys_only_what_is_missing(desk: Desk) -> None:
         assert desk.rows()[: len(old)] == old
         assert len(desk.rows()) == shortest_prefix(desk.contents, 500)
         assert max(server.answered.values()) == 1
+
+
+# ---- text ----
+def test_text_is_encoded_as_the_targets_template_would_serve_it(tiny_target: Path) -> None:
+    from eyrie.config import Sampling
+    from eyrie.engines.base import Request
+    from eyrie.engines.chat import Reply, answer_of
+    from eyrie.engines.hire import encoder
+    from eyrie.render import Renderer
+
+    renderer = Renderer(tiny_target)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    request = Request(0, renderer.prompt_ids(messages), Sampling(max_tokens=64), 0, messages)
+    said = "The capital of France is Paris."
+    count = len(renderer.tokenizer.encode(said, add_special_tokens=False))
+    for finish, tokens in (("stop", count + 1), ("length", count)):
+        reply = Reply()
+        reply.take({"choices": [{"message": {"content": said}, "finish_reason": finish}]})
+        reply.take({"choices": [], "usage": {"completion_tokens": count}})
+        answer = answer_of(reply, request, encoder(renderer.turn_rows), {})
+        assert answer.prompt_ids == request.prompt_ids
+        assert len(answer.output_ids) == tokens
+        assert renderer.decode(answer.output_ids) == said
+        assert (answer.output_ids[-1] == 2) is (finish == "stop")
