@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from eyrie.errors import EyrieError
 
@@ -125,12 +133,98 @@ class Dataset(Section):
         return min(self.tokens_per_shard, self.token_budget - int(shard[1:]) * self.tokens_per_shard)
 
 
+class OpenRouter(Section):
+    """Which of OpenRouter's providers may answer. Unpinned, one run would mix quantisations and templates."""
+
+    providers: tuple[str, ...] = Field((), description="the only providers that may answer; required")
+    quantizations: tuple[
+        Literal["int4", "int8", "fp4", "mxfp4", "nvfp4", "fp6", "fp8", "mxfp8", "fp16", "bf16", "fp32", "unknown"], ...
+    ] = Field((), description="the only quantisations that may answer; empty: any that the providers have")
+    not_distillable: str | None = Field(
+        None, description="why models whose author does not allow distillation may be used; default: they are refused"
+    )
+
+
+class Gates(Section):
+    """Shares of the answers of a shard above which the stage stops instead of publishing. Answers are kept."""
+
+    truncated: float = machine(1.0, "answers cut by max_tokens", ge=0.0, le=1.0)
+    refused: float = machine(
+        0.1, "prompts without an answer: refused, filtered, or failed again and again", ge=0.0, le=1.0
+    )
+    drifted: float = machine(0.1, "answers whose text, encoded again, has another count of tokens", ge=0.0, le=1.0)
+    unparsed: float = machine(0.1, "answers whose reasoning or tool calls the server did not parse", ge=0.0, le=1.0)
+
+
+_SERVED = ("sglang", "openai", "openrouter")
+# Options of `engine` that mean something for some kinds alone, and those that a kind cannot do without.
+ENGINE_FITS = {
+    "batch_size": ("transformers",),
+    "device": ("transformers",),
+    "urls": ("sglang", "openai"),
+    "model": ("openai", "openrouter"),
+    "reasoning": ("openai", "openrouter"),
+    "openrouter": ("openrouter",),
+    "max_dollars": ("openrouter",),
+    **dict.fromkeys(("concurrency", "timeout", "tries", "outage"), _SERVED),
+    "gates": ("transformers", *_SERVED),
+}
+_WHERE = ("batch_size", "device", "urls", "concurrency", "timeout", "tries", "outage", "max_dollars", "gates")
+ENGINE_NEEDS = {"openai": ("urls", "model"), "openrouter": ("model", "openrouter", "max_dollars")}
+
+
 class Engine(Section):
     """Who answers. Where it runs is the machine's business and is in no recipe."""
 
-    kind: Literal["transformers"] = Field("transformers", description="in-process engine")
+    kind: Literal["transformers", "sglang", "openai", "openrouter"] = Field(
+        "transformers",
+        description="transformers: in this process; sglang: servers that speak SGLang's /generate; openai: any "
+        "OpenAI-compatible servers; openrouter: paid providers",
+    )
+    model: str | None = Field(None, description="the name under which the servers know the target")
+    reasoning: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="reasoning effort to ask for; default: the server's own"
+    )
+    openrouter: OpenRouter = OpenRouter()
     batch_size: int = machine(64, "sequences decoded together", ge=1)
     device: str = machine("auto", "torch device; auto is cuda when there is one")
+    urls: tuple[str, ...] = machine((), "base URLs of your servers (for openai, ending in /v1)")
+    concurrency: int = machine(64, "requests in flight at most, over all servers", ge=1)
+    timeout: float = machine(900.0, "seconds for one answer", gt=0.0)
+    tries: int = machine(6, "faults of its own after which a prompt ends as `refused`", ge=1)
+    outage: float = machine(600.0, "seconds without any server that answers, after which the stage stops", gt=0.0)
+    max_dollars: float | None = machine(None, "dollars that the run may spend, all its shards together", gt=0.0)
+    gates: Gates = Gates()
+
+    @field_validator("*")
+    @classmethod
+    def _fits_the_kind(cls, value: Any, info: ValidationInfo) -> Any:
+        name, kind = str(info.field_name), info.data.get("kind")
+        if name == "kind" or kind is None:
+            return value
+        given = value != cls.model_fields[name].get_default()
+        if given and kind not in ENGINE_FITS[name]:
+            raise ValueError(f"is for kind {' or '.join(ENGINE_FITS[name])}, and engine.kind is {kind}; take it out")
+        if not given and name in ENGINE_NEEDS.get(kind, ()):
+            raise ValueError(f"is required for kind {kind}; add it to the config")
+        return value
+
+    def with_recipe(self, recipe: dict[str, Any]) -> Engine:
+        """These options, with what changes an answer (kind, model, pins) taken from a recipe instead."""
+        ours = {name: getattr(self, name) for name, field in type(self).model_fields.items() if name in _WHERE}
+        kind = recipe.get("kind", "transformers")
+        return Engine.model_validate(
+            {**{name: value for name, value in ours.items() if kind in ENGINE_FITS[name]}, **recipe}
+        )
+
+    @model_validator(mode="after")
+    def _pins_are_there(self) -> Engine:
+        if self.kind == "openrouter" and not self.openrouter.providers:
+            raise ValueError("openrouter.providers is required for kind openrouter: name the providers to pin")
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"urls: {url!r} is no base URL; write http://host:port")
+        return self
 
 
 class Tokenize(Section):
@@ -330,7 +424,8 @@ def _explain(fault: Any) -> str:
         return f"{dotted}: is required; add it to the config"
     message = fault["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    return f"{dotted}: {message}" + ("" if isinstance(fault["input"], dict) else f", got {fault['input']!r}")
+    silent = isinstance(fault["input"], dict) or message.startswith("is required")
+    return f"{dotted}: {message}" + ("" if silent else f", got {fault['input']!r}")
 
 
 def _known_keys(path: list[str]) -> list[str]:

@@ -82,6 +82,8 @@ def _annotation_text(annotation: Any) -> str:
     arguments = get_args(annotation)
     if get_origin(annotation) is Literal:
         return " or ".join(f'"{value}"' for value in arguments)
+    if get_origin(annotation) is tuple and arguments[-1] is Ellipsis:
+        return f"list of {_annotation_text(arguments[0])}"
     if get_origin(annotation) is tuple:
         return f"list of {len(arguments)} {_annotation_text(arguments[0])}s"
     if get_origin(annotation) is dict:

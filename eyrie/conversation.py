@@ -52,6 +52,10 @@ REASONS = {
     "too_short": "fewer turns than asked for",
     "prompt_too_long": "longer than max_prompt_chars",
     "duplicate": "the same prompt stands earlier in this dataset",
+    # asking an engine
+    "refused": "the engine gave no answer: the prompt was refused or filtered, or failed again and again",
+    "drifted": "the answer's text, encoded again, has another count of tokens than the engine billed",
+    "unparsed": "the answer's text holds reasoning or tool calls that the server did not parse",
     # conversation -> token rows
     "truncated": "an answer cut by max_tokens",
     "too_long": "longer than tokenize.max_length",

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from eyrie.config import Sampling
+from eyrie.budget import Budget
+from eyrie.config import Engine as Options
+from eyrie.config import Gates, Sampling
 from eyrie.conversation import Reject
-from eyrie.engines.base import Answer, Engine, Request
+from eyrie.engines.base import UNUSABLE, USABLE, Answer, Engine, Request
+from eyrie.engines.hire import hire
+from eyrie.engines.money import Outlook
 from eyrie.errors import EyrieError
 from eyrie.formats.jsonl import read_jsonl, write_jsonl
 from eyrie.formats.manifest import RowCounts, verified_manifest
@@ -27,14 +31,13 @@ from eyrie.formats.publish import Draft, publish
 from eyrie.journal import Journal
 from eyrie.progress import Progress
 from eyrie.recipes import canonical_json
+from eyrie.render import TurnRow
 from eyrie.stopwatch import Stopwatch
 from eyrie.targets.card import TargetCard, read_card, resolve
 
 log = logging.getLogger(__name__)
 
-# Before any answer is seen, one stop in this share of max_tokens is taken for granted: answers cut at max_tokens then
-# have a mean of half of it.
-PRIOR_SHARE = 0.63
+GATE_ROWS = 32  # a gate looks at no fewer rows, so that a bad start stops a run and a single bad row does not
 
 
 class PromptRenderer(Protocol):
@@ -43,6 +46,10 @@ class PromptRenderer(Protocol):
     def prompt_ids(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]: ...
 
     def decode(self, ids: list[int]) -> str: ...
+
+    def turn_rows(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> list[TurnRow | Reject]: ...
 
 
 def generate(
@@ -54,8 +61,7 @@ def generate(
     out: Path,
     journal: Path,
     afresh: bool = False,
-    batch_size: int = 64,
-    device: str = "auto",
+    options: Options | None = None,
     threads: int = 1,
     engine: Callable[[], Engine] | None = None,
     renderer: PromptRenderer | None = None,
@@ -63,32 +69,41 @@ def generate(
     """Answer ``prompts`` and publish the response shard ``out`` with its manifest.
 
     Args:
-        recipe: the stage's recipe (:func:`eyrie.recipes.recipe`): sampling and token budget.
+        recipe: the stage's recipe (:func:`eyrie.recipes.recipe`): sampling, token budget, kind of engine.
         prompts: prompt shard, with its manifest beside it.
         target: ``target.json`` of the run.
         model: local Hugging Face folder or hub id of the target.
         journal: file that keeps every answer; rows in it are reused when prompt, sampling and target are the same.
         afresh: set the journal aside and buy new answers.
-        engine: makes the engine; called only when a prompt must be answered. Default: in this process.
+        options: where and how fast the engine works; what it computes is the recipe's.
+        threads: CPU threads of an engine in this process.
+        engine: makes the engine; called only when a prompt must be answered. Default: what the recipe says.
         renderer: chat template and tokenizer. Default: the target's own.
 
     Raises:
-        EyrieError: a prompt shard that is damaged or no list of questions, a journal in use, a full disk.
+        EyrieError: a prompt shard that is damaged or no list of questions, a journal in use, a full disk, an engine
+            that cannot answer, a gate that was passed.
     """
     watch = Stopwatch()
     card = read_card(target)
     source = verified_manifest(prompts, stage="ingest")
     shard = f"{prompts.parent.name}/{prompts.name}"
     rows = list(read_jsonl(prompts))
-    if renderer is None or engine is None:
+    if renderer is None:
         from eyrie.render import Renderer
 
-        folder = resolve(model, recipe.get("target", {}).get("revision"))
-        renderer = renderer or Renderer(folder, card.stop_ids, card.rendering)
-        engine = engine or _in_process(recipe, card, folder, batch_size, device, threads)
+        renderer = Renderer(resolve(model, card.revision), card.stop_ids, card.rendering)
+    label = shard.removesuffix(".jsonl.zst")
+    options = (options or Options()).with_recipe(recipe.get("engine", {}))
     with Journal(journal, afresh=afresh) as book:
-        shift = Shift(recipe, card, rows, renderer, book, prompts)
-        shift.work(engine, label=f"generate {shard.removesuffix('.jsonl.zst')}")
+        shift = Shift(recipe, card, rows, renderer, book, prompts, options.gates)
+        if engine is None:
+            engine = hire(
+                recipe, options, card, model, threads=threads, turn_rows=renderer.turn_rows, outlook=shift.outlook,
+                ledger=journal.parents[1] / "dollars.json", owner=label,
+            )  # fmt: skip
+        shift.work(engine, label=f"generate {label}")
+        shift.check_gates()
         with publish(
             out, stage="generate", recipe=recipe, inputs={shard: source.sha256}, identity=card.identity()
         ) as draft:
@@ -112,67 +127,35 @@ def journal_key(recipe: dict[str, Any], identity: dict[str, str]) -> str:
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:16]
 
 
-class Budget:
-    """Decides which rows must be answered, and where the shard ends.
-
-    Rows are taken in order. The next one is needed exactly when the rows before it are thought to hold fewer tokens
-    than the budget; a row in flight counts with its expected length. Once nothing is in flight nothing is guessed, so
-    admission can pause but never stall. The guess moves work in time and never changes what the shard holds.
-
-    The guess: answers end at a constant rate per token, which is the number of stops over all tokens seen, those of
-    rows in flight included. Leaving these out would favour short answers, which finish first (simulated with 64 rows
-    at once and a budget of 25,000 tokens: 13% to 17% bought in vain, against under 1%). How many tokens a row in flight
-    has follows from a clock that counts tokens per row: engines give each row a token per step, or nearly so.
-
-    Attributes:
-        answered: tokens of all answered rows that were reached, the surplus included.
-        filled: tokens of the prefix.
-        end: length of the prefix: rows before it are answered or passed over.
-    """
-
-    def __init__(self, tokens: int, max_tokens: int) -> None:
-        self.tokens, self.max_tokens = tokens, max_tokens
-        self.answered, self.filled, self.end = 0, 0, 0
-        self._known: dict[int, int] = {}
-        self._started: dict[int, int] = {}
-        self._clock = self._stops = 0
-
-    @property
-    def full(self) -> bool:
-        return self.filled >= self.tokens
-
-    @property
-    def needs_next(self) -> bool:
-        return self.answered + self._expected() < self.tokens
-
-    def start(self, position: int) -> None:
-        """Row ``position``, the next one, is in flight."""
-        self._started[position] = self._clock
-
-    def book(self, position: int, tokens: int) -> None:
-        """Row ``position`` holds ``tokens``: 0 when it is passed over, else the length of its answer."""
-        started = self._started.pop(position, None)
-        if started is not None:
-            self._clock = max(self._clock, started + tokens)
-        self.answered += tokens
-        self._stops += 0 < tokens < self.max_tokens
-        self._known[position] = tokens
-        while not self.full and self.end in self._known:
-            self.filled += self._known[self.end]
-            self.end += 1
-
-    def _expected(self) -> float:
-        """Tokens that the rows in flight will hold once they have ended."""
-        shown = [min(self._clock - started, self.max_tokens - 1) for started in self._started.values()]
-        rate = (self._stops + 1) / (self.answered + sum(shown) + PRIOR_SHARE * self.max_tokens)
-        return sum(tokens + (1 - math.exp(-rate * (self.max_tokens - tokens))) / rate for tokens in shown)
-
-
 @dataclass
 class Counts:
+    """What a sitting did."""
+
     reused: int = 0
     answered: int = 0
     answered_tokens: int = 0
+    dollars: float = 0.0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    served: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An answer as it is held in memory: four bytes a token."""
+
+    prompt_ids: array[int]
+    output_ids: array[int]
+    finish_reason: str
+    seed: int
+    dollars: float
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Kept:
+        """From a record of the journal."""
+        ids = (array("I", record["prompt_ids"]), array("I", record["output_ids"]))
+        cost = record.get("facts", {}).get("cost", 0.0)
+        return cls(*ids, record["finish_reason"], record["seed"], cost)
 
 
 class Shift:
@@ -181,6 +164,7 @@ class Shift:
     Args:
         rows: the prompt shard's rows.
         where: the prompt shard, for messages.
+        gates: shares of bad answers above which the stage stops.
     """
 
     def __init__(
@@ -191,15 +175,17 @@ class Shift:
         renderer: PromptRenderer,
         journal: Journal,
         where: Path,
+        gates: Gates | None = None,
     ) -> None:
         self.rows, self.renderer, self.journal, self.where = rows, renderer, journal, where
+        self.gates = gates or Gates()
         self.sampling = Sampling.model_validate(recipe.get("sampling", {}))
         self.longest_prompt = card.max_position_embeddings - self.sampling.max_tokens
         self.key = journal_key(recipe, card.identity())
         self.seed = self.sampling.seed + (journal.generation if self.sampling.temperature > 0 else 0)
-        self.earlier = {record["id"]: record for record in journal.records if record["key"] == self.key}
+        self.earlier = _earlier(journal, self.key)
         self.budget = Budget(recipe["token_budget"], self.sampling.max_tokens)
-        self.answers: dict[int, dict[str, Any]] = {}
+        self.answers: dict[int, Kept] = {}
         self.rejects: dict[int, str] = {}
         self.counts = Counts()
 
@@ -210,15 +196,31 @@ class Shift:
         if first is None:
             return
         with Progress(label, self.budget.tokens, "tokens", done=self.budget.answered) as progress:
-            cut = 0
 
             def finished(request: Request, answer: Answer) -> None:
-                nonlocal cut
                 self._keep(request, answer)
-                cut += answer.finish_reason == "length"
-                progress.advance(self.budget.answered - progress.done, answers=self.counts.answered, truncated=cut)
+                progress.advance(self.budget.answered - progress.done, **self._progress_facts())
 
             engine().answer(chain([first], requests), finished)
+
+    def _progress_facts(self) -> dict[str, int | float | str]:
+        counts = self.counts
+        facts: dict[str, int | float | str] = {"answers": counts.answered, "truncated": counts.outcomes["length"]}
+        facts |= {reason: counts.outcomes[reason] for reason in UNUSABLE if counts.outcomes[reason]}
+        if counts.faults:
+            facts["faults"] = counts.faults.total()
+        if counts.dollars:
+            facts["dollars"] = counts.dollars
+        return facts
+
+    def outlook(self) -> Outlook:
+        """What is left to buy, for an estimate of its price."""
+        seen = [len(kept.prompt_ids) for kept in self.answers.values()]
+        if not seen:  # no prompt was rendered yet: four characters a token
+            seen = [sum(len(message["content"]) for message in row["messages"]) // 4 for row in self.rows[:256]]
+        prompts = max(len(self.rows) - len(self.answers) - len(self.rejects), 0)
+        left = max(self.budget.tokens - self.budget.answered, 0)
+        return Outlook(left, prompts, sum(seen) / max(len(seen), 1))
 
     def _requests(self) -> Iterator[Request | None]:
         """Prompts to answer, in order; None while the answers in flight may fill the budget."""
@@ -230,8 +232,7 @@ class Shift:
             earlier = self.earlier.get(self._id(position))
             if earlier is not None:
                 self.counts.reused += 1
-                self.answers[position] = earlier
-                self.budget.book(position, len(earlier["output_ids"]))
+                self._settle(position, earlier)
                 continue
             try:
                 request = self._request(position, row)
@@ -247,7 +248,7 @@ class Shift:
         prompt_ids = self.renderer.prompt_ids(row["messages"], row.get("tools"))
         if len(prompt_ids) > self.longest_prompt:
             raise Reject("prompt_too_long", f"{len(prompt_ids)} tokens, {self.longest_prompt} leave room for an answer")
-        return Request(position, prompt_ids, self.sampling, self.seed)
+        return Request(position, prompt_ids, self.sampling, self.seed, row["messages"], row.get("tools"))
 
     def _id(self, position: int) -> str:
         """The row's id, once it is clear that the row is a question."""
@@ -263,24 +264,62 @@ class Shift:
         return str(row["id"])
 
     def _keep(self, request: Request, answer: Answer) -> None:
-        tokens = len(answer.output_ids)
-        if not 0 < tokens <= self.sampling.max_tokens:
-            raise ValueError(f"the engine gave {tokens} tokens, max_tokens is {self.sampling.max_tokens}")
-        if answer.finish_reason not in ("stop", "length"):
-            raise ValueError(f"the engine gave finish_reason {answer.finish_reason!r}, expected stop or length")
+        """Journal an answer, count it, and stop the stage when a gate is passed."""
+        tokens, reason = len(answer.output_ids), answer.finish_reason
+        if reason not in (*USABLE, *UNUSABLE):
+            raise ValueError(f"the engine gave finish_reason {reason!r}, expected one of {(*USABLE, *UNUSABLE)}")
+        if not (0 < tokens <= self.sampling.max_tokens if reason in USABLE else tokens == 0):
+            raise ValueError(f"the engine gave {tokens} tokens ({reason}), max_tokens is {self.sampling.max_tokens}")
         record = {
             "key": self.key,
             "id": self.rows[request.position]["id"],
-            "prompt_ids": request.prompt_ids,
+            "prompt_ids": answer.prompt_ids or request.prompt_ids,
             "output_ids": answer.output_ids,
-            "finish_reason": answer.finish_reason,
+            "finish_reason": reason,
             "seed": request.seed,
+            **({"facts": answer.facts} if answer.facts else {}),
         }
         self.journal.append(record)
-        self.answers[request.position] = record
-        self.counts.answered += 1
-        self.counts.answered_tokens += tokens
-        self.budget.book(request.position, tokens)
+        counts, facts = self.counts, answer.facts
+        counts.answered += 1
+        counts.answered_tokens += tokens
+        counts.dollars += facts.get("cost", 0.0)
+        counts.faults.update(facts.get("faults", {}))
+        counts.served[str(facts.get("provider") or facts.get("url") or "")] += 1
+        self._settle(request.position, Kept.of(record))
+        if reason in UNUSABLE:
+            self.check_gates(at_once=True)
+
+    def _settle(self, position: int, kept: Kept) -> None:
+        """Row ``position`` is answered, or it is known that it cannot be."""
+        self.counts.outcomes[kept.finish_reason] += 1
+        if kept.finish_reason in USABLE:
+            self.answers[position] = kept
+        else:
+            self.rejects[position] = kept.finish_reason
+        self.budget.book(position, len(kept.output_ids))
+
+    def check_gates(self, *, at_once: bool = False) -> None:
+        """Raise :class:`EyrieError` when the share of bad answers is above a gate.
+
+        Bad outcomes that passed a gate are asked for again by the next run: whatever caused them is to be mended first.
+        Truncated answers are not, they are what the target says within ``max_tokens``.
+
+        Args:
+            at_once: leave out truncation, which says nothing while short answers finish first.
+        """
+        total = max(self.counts.outcomes.total(), GATE_ROWS)
+        for reason in UNUSABLE if at_once else (*UNUSABLE, "length"):
+            count = self.counts.outcomes[reason]
+            name = "truncated" if reason == "length" else reason
+            if count <= (gate := getattr(self.gates, name)) * total:
+                continue
+            if reason != "length":
+                self.journal.append({"key": self.key, "void": reason})
+            raise EyrieError(
+                f"{self.where}: {count} of {self.counts.outcomes.total()} answers are {name}, engine.gates.{name} "
+                f"allows a share of {gate:g}; {self.journal.path} says why; mend that or raise the gate, and run again"
+            )
 
     def write(self, draft: Draft) -> None:
         """Write the prefix and say where every prompt of the shard went."""
@@ -291,10 +330,10 @@ class Shift:
         dropped["beyond_budget"] = len(self.rows) - self.budget.end
         draft.rows = RowCounts(read=len(self.rows), kept=len(kept), dropped=dict(+dropped))
         draft.tokens = {
-            "prompt": sum(len(record["prompt_ids"]) for record in chosen),
-            "completion": sum(len(record["output_ids"]) for record in chosen),
+            "prompt": sum(len(kept.prompt_ids) for kept in chosen),
+            "completion": sum(len(kept.output_ids) for kept in chosen),
         }
-        truncated = sum(record["finish_reason"] == "length" for record in chosen)
+        truncated = sum(kept.finish_reason == "length" for kept in chosen)
         draft.facts = {
             "truncated": truncated,
             "stopped": len(chosen) - truncated,
@@ -303,40 +342,46 @@ class Shift:
         }
 
     def _response(self, position: int) -> dict[str, Any]:
-        record = self.answers[position]
-        ids, reason = record["output_ids"], record["finish_reason"]
+        kept = self.answers[position]
+        ids, reason = kept.output_ids.tolist(), kept.finish_reason
         return {
             **self.rows[position],
-            "prompt_ids": record["prompt_ids"],
+            "prompt_ids": kept.prompt_ids.tolist(),
             "output_ids": ids,
             "text": self.renderer.decode(ids[:-1] if reason == "stop" else ids),
             "finish_reason": reason,
             "temperature": self.sampling.temperature,
-            "seed": record["seed"],
+            "seed": kept.seed,
         }
 
-    def figures(self, cpu_seconds: float) -> dict[str, float]:
+    def figures(self, cpu_seconds: float) -> dict[str, Any]:
         """What this sitting did, for the stats file: it may differ between equal shards."""
-        tokens = self.counts.answered_tokens
-        return {
-            "reused_rows": self.counts.reused,
-            "answered_rows": self.counts.answered,
+        counts, tokens = self.counts, self.counts.answered_tokens
+        found: dict[str, Any] = {
+            "reused_rows": counts.reused,
+            "answered_rows": counts.answered,
             "answered_tokens": tokens,
             "surplus_rows": sum(position >= self.budget.end for position in self.answers),
             "tokens_per_cpu_second": round(tokens / cpu_seconds, 2) if cpu_seconds > 0 else 0.0,
         }
+        if dollars := sum(kept.dollars for kept in self.answers.values()):
+            found |= {"dollars": round(counts.dollars, 6), "dollars_of_kept_answers": round(dollars, 6)}
+        if counts.faults:
+            found["faults"] = dict(sorted(counts.faults.items()))
+        if served := {name: count for name, count in sorted(counts.served.items()) if name}:
+            found["served_by"] = served
+        return found
 
 
-def _in_process(
-    recipe: dict[str, Any], card: TargetCard, folder: Path, batch_size: int, device: str, threads: int
-) -> Callable[[], Engine]:
-    def make() -> Engine:
-        from eyrie.engines.transformers import TransformersEngine
-        from eyrie.machine import choose_device, choose_dtype, use_threads
-
-        use_threads(threads)
-        chosen = choose_device(device)
-        dtype = choose_dtype(recipe.get("target", {}).get("dtype", "auto"), chosen)
-        return TransformersEngine(folder, frozenset(card.stop_ids), dtype, batch_size, chosen)
-
-    return make
+def _earlier(journal: Journal, key: str) -> dict[str, Kept]:
+    """Row id -> its answer, taken out of the journal; bad outcomes that were declared void are left out."""
+    found: dict[str, Kept] = {}
+    for record in journal.records:
+        if record["key"] != key:
+            continue
+        if "void" in record:
+            found = {id: kept for id, kept in found.items() if kept.finish_reason != record["void"]}
+        else:
+            found[record["id"]] = Kept.of(record)
+    journal.records.clear()
+    return found

@@ -41,7 +41,9 @@ class Journal:
 
     Attributes:
         generation: how many journals were set aside before this one.
-        records: all whole records, in the order they were written.
+        records: whole records that were there when it was opened, in the order they were written. Take them out
+            when they have been read: a journal can be larger than what is needed of it.
+        count: whole records in the file now.
 
     Raises:
         EyrieError: another process holds it, the file is no journal, or the disk is full.
@@ -75,7 +77,7 @@ class Journal:
                 self._sync()
         except OSError as error:
             raise self._explained(error) from error
-        self.records.append(record)
+        self.count += 1
 
     def close(self) -> None:
         if self._file < 0:
@@ -103,7 +105,7 @@ class Journal:
         self.generation = max(_earlier(self.path), default=0)
         if whole and "journal" in whole[0]:
             self.generation = whole.pop(0)["generation"]
-        self.records = whole
+        self.records, self.count = whole, len(whole)
         if not lines:
             self._begin()
 
@@ -145,7 +147,7 @@ class Journal:
             return error
         return EyrieError(
             f"{self.path}: cannot grow ({os.strerror(error.errno or 0)}); free some space and run the same command "
-            f"again; the {len(self.records)} answers in it are kept"
+            f"again; the {self.count} answers in it are kept"
         )
 
     def _close_files(self) -> None:

@@ -34,8 +34,7 @@ rule generate:
         scripts=SCRIPTS,
         run_dir=RUN,
         model=MODEL,
-        device=CONFIG.engine.device,
-        batch_size=CONFIG.engine.batch_size,
+        config=RESOLVED,
     params:
         recipe=recipe_for("generate"),
     message:
@@ -44,4 +43,4 @@ rule generate:
         "python {resources.scripts}/generate_responses.py --recipe {params.recipe:q} --prompts {input.data}"
         " --target {input.target} --model {resources.model:q} --out {output.data}"
         " --journal {resources.run_dir}/journal/{wildcards.dataset}/{wildcards.shard}.jsonl --afresh {resources.afresh}"
-        " --batch-size {resources.batch_size} --device {resources.device:q} --threads {threads} > {log} 2>&1"
+        " --config {resources.config} --threads {threads} > {log} 2>&1"

@@ -18,11 +18,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="response shard to write (.jsonl.zst)")
     parser.add_argument("--journal", type=Path, required=True, help="every answer paid for so far (.jsonl)")
     parser.add_argument("--afresh", choices=["yes", "no"], default="no", help="yes: set the journal aside first")
-    parser.add_argument("--batch-size", type=int, default=64, help="sequences decoded together")
-    parser.add_argument("--device", default="auto", help="torch device")
+    parser.add_argument("--config", type=Path, help="config that says where the engine runs; default: in this process")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     args = parser.parse_args()
 
+    from eyrie.config import load_config
     from eyrie.generate import generate
 
     generate(
@@ -33,8 +33,7 @@ def main() -> None:
         out=args.out,
         journal=args.journal,
         afresh=args.afresh == "yes",
-        batch_size=args.batch_size,
-        device=args.device,
+        options=load_config(args.config).engine if args.config else None,
         threads=args.threads,
     )
 

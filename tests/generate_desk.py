@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from eyrie.config import Sampling
+from eyrie.config import Engine, Sampling
 from eyrie.conversation import Reject
 from eyrie.engines.base import Answer, Request
 from eyrie.formats.jsonl import read_jsonl, write_jsonl
 from eyrie.formats.manifest import Manifest, RowCounts, read_manifest, stats_path
 from eyrie.formats.publish import publish, write_json
 from eyrie.generate import generate
+from eyrie.recipes import subtree
+from eyrie.render import TurnRow
 from eyrie.targets.card import TargetCard
 
 MAX_TOKENS, STOP, CONTEXT = 24, 2, 64
@@ -33,6 +35,14 @@ class FakeRenderer:
     def decode(self, ids: list[int]) -> str:
         assert STOP not in ids
         return " ".join(map(str, ids))
+
+    def turn_rows(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> list[TurnRow | Reject]:
+        """The last message is the answer: a character an id, then the stop id."""
+        prompt = self.prompt_ids(messages[:-1], tools)
+        spoken = (messages[-1].get("reasoning") or "") + messages[-1]["content"]
+        return [TurnRow(len(messages) - 1, [*prompt, *spoken.encode(), STOP], len(prompt), "")]
 
 
 class FakeEngine:
@@ -142,6 +152,26 @@ class Desk:
             renderer=FakeRenderer(),
         )
         return read_manifest(self.out)
+
+    def run_served(self, budget: int, options: dict[str, Any], **sampling: Any) -> Manifest:
+        """Run the stage against servers; ``options`` is the config's ``engine`` section."""
+        engine = Engine.model_validate({"kind": "sglang", **options})
+        generate(
+            recipe_of(budget, **sampling) | {"engine": subtree(engine)},
+            prompts=self.prompts,
+            target=self.target,
+            model="m",
+            out=self.out,
+            journal=self.journal,
+            options=engine,
+            renderer=FakeRenderer(),
+        )
+        return read_manifest(self.out)
+
+    def records(self) -> list[dict[str, Any]]:
+        """What the journal holds, its first line left out."""
+        lines = self.journal.read_text().splitlines()[1:] if self.journal.exists() else []
+        return [json.loads(line) for line in lines]
 
     def rows(self) -> list[dict[str, Any]]:
         return list(read_jsonl(self.out))

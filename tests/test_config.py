@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyrie.config import Config, Dataset, deep_merge, load_config, parse_config
@@ -57,6 +57,12 @@ def test_the_least_config_is_enough() -> None:
             {"bench": {"suites": {"s": {"draft_token": 3}}}},
             "bench.suites.s.draft_token: no such option; did you mean 'draft_tokens'?",
         ),
+        ({"engine": {"url": ["http://a"]}}, "engine.url: no such option; did you mean 'urls'?"),
+        (
+            {"engine": {"kind": "openrouter", "openrouter": {"provider": ["A"]}}},
+            "engine.openrouter.provider: no such option; did you mean 'providers'?",
+        ),
+        ({"engine": {"gates": {"truncate": 1}}}, "engine.gates.truncate: no such option; did you mean 'truncated'?"),
         ({"target": {"xyzzy": 1}}, "target.xyzzy: no such option; known keys here: dtype, gguf, model"),
     ],
 )
@@ -77,6 +83,41 @@ def test_a_typo_names_the_path_and_the_nearest_key(changes: dict[str, Any], mess
 )
 def test_ranges_and_types(changes: dict[str, Any], message: str) -> None:
     assert message in refusal(**changes)
+
+
+PAID: dict[str, Any] = {
+    "kind": "openrouter", "model": "a/b", "max_dollars": 1.0, "openrouter": {"providers": ["A"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"urls": ["http://a"]}, "engine.urls: is for kind sglang or openai, and engine.kind is transformers; take it"),
+        ({"kind": "sglang", "batch_size": 8}, "engine.batch_size: is for kind transformers, and engine.kind is sglang"),
+        ({"kind": "sglang", "model": "m"}, "engine.model: is for kind openai or openrouter, and engine.kind is sglang"),
+        ({"kind": "sglang", "max_dollars": 3}, "engine.max_dollars: is for kind openrouter, and engine.kind is sglang"),
+        ({"kind": "sglang", "openrouter": {"providers": ["A"]}}, "engine.openrouter: is for kind openrouter"),
+        (
+            {"kind": "openai", "urls": ["http://a/v1"]},
+            "engine.model: is required for kind openai; add it",
+        ),
+        ({"kind": "openai", "model": "m"}, "engine.urls: is required for kind openai; add it to the config"),
+        ({**PAID, "max_dollars": None}, "engine.max_dollars: is required for kind openrouter"),
+        ({**PAID, "openrouter": {"quantizations": ["int4"]}}, "openrouter.providers is required for kind openrouter"),
+        ({"kind": "sglang", "urls": ["localhost:30000"]}, "urls: 'localhost:30000' is no base URL; write http://host"),
+        ({"kind": "vllm"}, "engine.kind: input should be 'transformers', 'sglang', 'openai' or 'openrouter'"),
+    ],
+)
+def test_engine_options_must_fit_the_kind(engine: dict[str, Any], message: str) -> None:
+    assert message in refusal(engine=engine)
+
+
+def test_engines_that_fit() -> None:
+    for engine in (PAID, {"kind": "sglang", "urls": ["http://a:1"], "concurrency": 256, "gates": {"refused": 0.5}}):
+        assert parse_config({**minimal(), "engine": engine}).engine.kind == engine["kind"]
+    paid = parse_config({**minimal(), "engine": PAID}).engine
+    assert paid.with_recipe({"kind": "openrouter", "model": "c/d", "openrouter": {"providers": ["B"]}}).model == "c/d"
 
 
 def test_what_is_required_is_named() -> None:
@@ -134,6 +175,7 @@ def test_a_file_that_is_no_config(tmp_path: Path, text: str) -> None:
 
 
 @given(budget=st.integers(1, 10_000), shard=st.integers(1, 3_000), raised=st.integers(0, 5_000))
+@settings(deadline=None)
 def test_shards_hold_the_budget_and_a_raise_moves_no_full_shard(budget: int, shard: int, raised: int) -> None:
     before = Dataset(adapter="a", token_budget=budget, tokens_per_shard=shard)
     after = Dataset(adapter="a", token_budget=budget + raised, tokens_per_shard=shard)

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eyrie.budget import Budget
 from eyrie.config import Sampling
 from eyrie.engines.base import Answer, Request
 from eyrie.errors import EyrieError, run_cli
 from eyrie.formats.jsonl import write_jsonl
 from eyrie.formats.manifest import RowCounts, read_manifest
 from eyrie.formats.publish import publish
-from eyrie.generate import Budget, journal_key
+from eyrie.generate import journal_key
 from tests.generate_desk import (
     CONTEXT,
     MAX_TOKENS,
@@ -238,13 +239,13 @@ def test_a_damaged_prompt_shard_is_refused_before_work(desk: Desk) -> None:
 
 def test_an_engine_that_breaks_its_promise_is_a_bug(desk: Desk) -> None:
     class Faulty(FakeEngine):
-        answers = iter([Answer([], "stop"), Answer([5] * (MAX_TOKENS + 1), "length"), Answer([5], "refused")])
+        answers = iter([Answer([], "stop"), Answer([5] * (MAX_TOKENS + 1), "length"), Answer([5], "odd")])
 
         @classmethod
         def of(cls, request: Request) -> Answer:
             return next(cls.answers)
 
-    for fault in ("0 tokens", f"{MAX_TOKENS + 1} tokens", "finish_reason 'refused'"):
+    for fault in ("0 tokens", f"{MAX_TOKENS + 1} tokens", "finish_reason 'odd'"):
         with pytest.raises(ValueError, match=f"the engine gave {fault}"):
             desk.run(100, Faulty())
 

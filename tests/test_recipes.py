@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyrie.config import Config, parse_config
+from eyrie.config import ENGINE_FITS, Config, parse_config
 from eyrie.config_reference import is_machine, options
 from eyrie.recipes import REVISIONS, canonical_json, recipe
 
@@ -77,18 +77,46 @@ def test_key_order_is_no_change() -> None:
 
 
 MACHINE = sorted(path for path, field in options(Config) if is_machine(field))
-VALUES = {"engine.device": st.sampled_from(["cpu", "cuda", "cuda:1"])}
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "engine.device": st.sampled_from(["cpu", "cuda", "cuda:1"]),
+    "engine.urls": st.lists(st.sampled_from(["http://a:1", "https://b/v1"]), min_size=1),
+    **{path: st.floats(0.0, 1.0) for path in MACHINE if path.startswith("engine.gates.")},
+}
+# An engine's options fit some kinds alone, so each kind has a config of its own to start from.
+KINDS: dict[str, dict[str, Any]] = {
+    "transformers": {},
+    "sglang": {"kind": "sglang"},
+    "openai": {"kind": "openai", "model": "m", "urls": ["http://c/v1"]},
+    "openrouter": {"kind": "openrouter", "model": "m", "max_dollars": 1.0, "openrouter": {"providers": ["A"]}},
+}
+
+
+def starting_from(dotted: str, which: int = 0) -> dict[str, Any]:
+    """A config in which the option at ``dotted`` means something: its first fitting kind of engine, or another."""
+    section, _, name = dotted.partition(".")
+    return {**RAW, "engine": KINDS[ENGINE_FITS[name.split(".")[0]][which]]} if section == "engine" else RAW
 
 
 @pytest.mark.parametrize("dotted", MACHINE)
-def test_each_machine_option_exists_and_can_be_set(dotted: str) -> None:
-    parse_config(set_option(RAW, dotted, "cpu" if dotted.endswith("device") else 17))
+@settings(max_examples=3, deadline=None)
+@given(data=st.data())
+def test_each_machine_option_exists_and_can_be_set(data: st.DataObject, dotted: str) -> None:
+    parse_config(set_option(starting_from(dotted), dotted, data.draw(VALUES.get(dotted, st.just(17)))))
 
 
-@given(data=st.data(), dotted=st.sampled_from(MACHINE))
-def test_a_machine_option_never_changes_any_recipe(data: st.DataObject, dotted: str) -> None:
+@settings(deadline=None)
+@given(data=st.data(), dotted=st.sampled_from(MACHINE), which=st.sampled_from([0, -1]))
+def test_a_machine_option_never_changes_any_recipe(data: st.DataObject, dotted: str, which: int) -> None:
     value = data.draw(VALUES.get(dotted, st.integers(16, 10**6)))
-    assert all_recipes(set_option(RAW, dotted, value)) == all_recipes(RAW)
+    base = starting_from(dotted, which)
+    assert all_recipes(set_option(base, dotted, value)) == all_recipes(base)
+
+
+def test_the_kind_of_engine_and_what_it_pins_are_part_of_the_recipe() -> None:
+    made_of = [json.dumps(recipe(parse_config({**RAW, "engine": engine}), "generate", dataset="code", shard="s0000"))
+               for engine in KINDS.values()]  # fmt: skip
+    assert len(set(made_of)) == 4
+    assert recipe(parse_config(RAW), "generate", dataset="code", shard="s0000")["engine"] == {}
 
 
 # Every option that is not the machine's business must change some recipe, or a stale result would pass for fresh.
@@ -101,6 +129,9 @@ CONTENT: dict[str, Any] = {
     "target.dtype": "bfloat16",
     "target.thinking": True,
     "target.trust_remote_code": True,
+    "engine.reasoning": "high",
+    "engine.openrouter.providers": ["B"],
+    "engine.openrouter.quantizations": ["int4"],
     "sampling.temperature": 0.5,
     "sampling.top_p": 0.5,
     "sampling.max_tokens": 17,
@@ -133,7 +164,8 @@ CONTENT: dict[str, Any] = {
     "bench.suites.<name>.options": {"a": 1},
 }
 GENERIC = {int: 11, float: 0.37, str: "other"}
-FIXED = {"run", "engine.kind", "drafters.<name>.algorithm"}  # the folder's name; options with a single value so far
+# the folder's name; an option with a single value so far; one with a test of its own
+FIXED = {"run", "drafters.<name>.algorithm", "engine.kind"}
 
 
 @pytest.mark.parametrize("dotted", sorted({p for p, f in options(Config) if not is_machine(f)} - FIXED))
@@ -141,8 +173,8 @@ def test_every_other_option_changes_some_recipe(dotted: str) -> None:
     field = dict(options(Config))[dotted]
     default = field.get_default(call_default_factory=True)
     value = CONTENT.get(dotted, GENERIC.get(type(default), "other"))
-    changed = all_recipes(set_option(RAW, dotted, value))
-    before = all_recipes(RAW)
+    base = starting_from(dotted, -1)
+    changed, before = all_recipes(set_option(base, dotted, value)), all_recipes(base)
     if dotted == "bench.suites.<name>.options":
         # Options of an external suite count once there is one.
         external = set_option(RAW, "bench.suites.<name>.dataset", "other")
@@ -155,7 +187,7 @@ def test_canonical_json_refuses_what_has_no_value() -> None:
         canonical_json({"a": float("nan")})
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.text(), st.recursive(st.integers() | st.text() | st.booleans(), st.lists, max_leaves=8)))
 def test_canonical_json_round_trips_and_ignores_order(value: dict[str, Any]) -> None:
     text = canonical_json(value)

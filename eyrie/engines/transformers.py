@@ -6,7 +6,6 @@ transformers loads is decoded by the library's own ``generate``, one request aft
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from eyrie.config import Sampling
-from eyrie.engines.base import Answer, Request
+from eyrie.engines.base import Answer, Request, answer_seed
 from eyrie.llama.batch import BatchDecoder
 from eyrie.llama.weights import LlamaWeights, unsupported
 
@@ -157,12 +156,6 @@ class LibraryLoop:
             output_ids = out[0, prompt.shape[1] :].tolist()
             reason = "stop" if output_ids and output_ids[-1] in self.stop_ids else "length"
             finished(request, Answer(output_ids, reason))
-
-
-def answer_seed(seed: int, prompt_ids: list[int]) -> int:
-    """A seed of the request alone, so that sampled answers do not depend on order or company either."""
-    digest = hashlib.sha256(json.dumps([seed, prompt_ids]).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
 
 
 def picker(sampling: Sampling, seed: int, prompt_ids: list[int]) -> Callable[[Tensor], int]:

@@ -1,0 +1,113 @@
+"""The engine that a recipe asks for, made only when there is something to answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eyrie.config import Engine as Options
+from eyrie.config import Sampling
+from eyrie.conversation import Reject
+from eyrie.engines.base import Engine, Request
+from eyrie.engines.money import Outlook
+from eyrie.errors import EyrieError
+from eyrie.targets.card import TargetCard, resolve
+
+if TYPE_CHECKING:
+    from eyrie.engines.chat import Encode
+    from eyrie.engines.http import HttpEngine
+    from eyrie.render import TurnRow
+
+# Environment variables that hold a key; it is read from there and written nowhere.
+KEYS = {"sglang": "SGLANG_API_KEY", "openai": "OPENAI_API_KEY", "openrouter": "OPENROUTER_API_KEY"}
+TurnRows = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], "list[TurnRow | Reject]"]
+
+
+def hire(
+    recipe: dict[str, Any],
+    options: Options,
+    card: TargetCard,
+    model: str,
+    *,
+    threads: int,
+    turn_rows: TurnRows,
+    outlook: Callable[[], Outlook],
+    ledger: Path,
+    owner: str,
+) -> Callable[[], Engine]:
+    """How to make the engine; nothing heavy is imported and no server is asked before it is called.
+
+    Args:
+        recipe: of the generate stage.
+        options: the ``engine`` section.
+        model: local Hugging Face folder or hub id of the target.
+        threads: CPU threads of an engine in this process.
+        turn_rows: renders a finished conversation (:meth:`eyrie.render.Renderer.turn_rows`).
+        outlook: what is left to buy.
+        ledger, owner: see :class:`eyrie.engines.money.Purse`.
+    """
+    if options.kind == "transformers":
+        return lambda: _in_process(recipe, options, card, model, threads)
+    return lambda: _served(recipe, options, card, encoder(turn_rows), outlook, ledger, owner)
+
+
+def _in_process(recipe: dict[str, Any], options: Options, card: TargetCard, model: str, threads: int) -> Engine:
+    from eyrie.engines.transformers import TransformersEngine
+    from eyrie.machine import choose_device, choose_dtype, use_threads
+
+    use_threads(threads)
+    device = choose_device(options.device)
+    dtype = choose_dtype(recipe.get("target", {}).get("dtype", "auto"), device)
+    folder = resolve(model, recipe.get("target", {}).get("revision"))
+    return TransformersEngine(folder, frozenset(card.stop_ids), dtype, options.batch_size, device)
+
+
+def _served(
+    recipe: dict[str, Any],
+    options: Options,
+    card: TargetCard,
+    encode: Encode,
+    outlook: Callable[[], Outlook],
+    ledger: Path,
+    owner: str,
+) -> HttpEngine:
+    from eyrie.engines.http import HttpEngine, Patience, Wire
+    from eyrie.engines.money import Purse
+    from eyrie.engines.openai import OpenAiWire
+    from eyrie.engines.openrouter import URL, OpenRouterWire
+    from eyrie.engines.sglang import SglangWire
+
+    key = os.environ.get(KEYS[options.kind]) or None
+    urls, purse = list(options.urls), None
+    wire: Wire
+    if options.kind == "sglang":
+        wire = SglangWire(frozenset(card.stop_ids))
+    elif options.kind == "openai":
+        wire = OpenAiWire(str(options.model), encode, options.reasoning)
+    else:
+        if key is None:
+            raise EyrieError(f"the environment has no {KEYS['openrouter']}; export the key there, never in the config")
+        urls, cap = [os.environ.get("OPENROUTER_BASE_URL", URL)], float(options.max_dollars or 0.0)
+        purse = Purse(ledger, owner, cap)
+        wire = OpenRouterWire(
+            str(options.model), options.openrouter, encode, reasoning=options.reasoning, outlook=outlook, cap=cap,
+            max_tokens=Sampling.model_validate(recipe.get("sampling", {})).max_tokens,
+        )  # fmt: skip
+    if not urls:
+        raise EyrieError(f"engine.urls: names no server, which kind {options.kind} needs; add the base URL of one")
+    patience = Patience(options.timeout, options.tries, options.outage)
+    return HttpEngine(wire, urls, concurrency=options.concurrency, patience=patience, key=key, purse=purse)
+
+
+def encoder(turn_rows: TurnRows) -> Encode:
+    """Text to ids: the conversation is rendered with the answer as its last turn, as it would be at serving time."""
+
+    def encode(request: Request, message: dict[str, Any]) -> tuple[list[int], list[int]]:
+        row = turn_rows([*request.messages, message], request.tools)[-1]
+        if isinstance(row, Reject):
+            raise row
+        return row.input_ids[: row.start], row.input_ids[row.start :]
+
+    return encode
