@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -48,13 +49,23 @@ class Lease:
             if not is_held(self.files.alive):
                 with locked(self.files.gate):
                     _start_supervisor(self.files, self.spec)
-            elif state is not None and state.phase == "ready":
+            elif state is not None and state.phase == "ready" and _listens(state.url):
                 return state
             time.sleep(POLL_S)
         raise EyrieError(f"{self.files.log}: the server did not become ready within {self._patience():.0f} s")
 
     def _patience(self) -> float:
         return (self.spec.start_timeout_s + 60.0) * 2
+
+
+def _listens(url: str) -> bool:
+    """Whether the port is open: a server that just died is noticed here before its supervisor has noticed."""
+    host, port = url.removeprefix("http://").split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5.0).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
@@ -82,6 +93,12 @@ def lease(spec: Spec, root: Path) -> Iterator[Lease]:
     finally:
         own.unlink(missing_ok=True)
         os.close(descriptor)
+        if spec.idle_s == 0:  # nobody else will use it: its memory is free when the job ends
+            wait_for(lambda: not is_held(files.alive) or _is_leased(files), 4 * spec.grace_s + 120.0)
+
+
+def _is_leased(files: Files) -> bool:
+    return any(is_held(path) for path in files.leases.iterdir())
 
 
 def _start_supervisor(files: Files, spec: Spec) -> None:
