@@ -119,12 +119,15 @@ def sglang_spec(
         EyrieError: no SGLang at ``server.python``, an argument that it does not know, a preset that does not exist,
             a host cache beyond the host's memory, a drafter served under the wrong algorithm.
     """
-    device = choose_server_device(server)
+    device, is_local = choose_server_device(server), Path(model).is_dir()
     python = shutil.which(server.python) or server.python
     preset = _preset(server.preset)
+    for name in server.flags:
+        if name.startswith("speculative"):
+            raise EyrieError(f"server.flags: {name!r} is set from the drafter when one is served; leave it out")
     pool = server.pool_tokens or (CPU_POOL_TOKENS if device == "cpu" else None)
     chosen: dict[str, Any] = {
-        "model-path": str(model),
+        "model-path": str(Path(model).resolve() if is_local else model),
         "served-model-name": "{name}",
         "host": "127.0.0.1",
         "port": "{port}",
@@ -133,7 +136,6 @@ def sglang_spec(
         "max-running-requests": server.max_running_requests,
         "context-length": server.context_length or context_length,
         "trust-remote-code": trust_remote_code,
-        "skip-server-warmup": True,
         "sleep-on-idle": True,
         "disable-radix-cache": not prefix_cache,
         "tensor-parallel-size": server.tensor_parallel,
@@ -153,7 +155,7 @@ def sglang_spec(
     check_arguments(arguments, sglang_version(python))
     return Spec(
         command=(str(Path(python).absolute()), "-m", "sglang.launch_server", *arguments),
-        environment={**_environment(server, device, threads, Path(model).is_dir()), **preset["environment"]},
+        environment={**_environment(server, device, threads, is_local), **preset["environment"]},
         probe_ids=probe_ids,
         planned_pool_tokens=pool,
         start_timeout_s=server.start_timeout_s,

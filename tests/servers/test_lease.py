@@ -38,17 +38,7 @@ class Desk:
         self.root, self.seen = folder / "servers", folder / "pids"
 
     def spec(self, *options: str, **changes: object) -> Spec:
-        command = (
-            sys.executable,
-            str(FAKE),
-            "--port",
-            "{port}",
-            "--name",
-            "{name}",
-            "--pids",
-            str(self.seen),
-            *options,
-        )
+        fixed = (sys.executable, str(FAKE), "--port", "{port}", "--name", "{name}", "--pids", str(self.seen))
         values = {"idle_s": 0.0, "grace_s": 1.0, "backoff_s": 0.05, "start_timeout_s": 20.0, **changes}
         return Spec.model_validate({"command": (*fixed, *options), **values})
 
