@@ -112,7 +112,7 @@ class Server(Section):
         None, "share of device memory for weights and key-value pool; default: SGLang's choice", gt=0.0, lt=1.0
     )
     pool_tokens: int | None = machine(
-        None, "key-value tokens the plan counts on; a server that offers under 0.9 of them is refused", ge=64
+        None, "key-value tokens the plan counts on; a server that offers under 0.9 of them is refused", ge=16
     )
     host_cache_gb: int = machine(0, "host memory per GPU for the hierarchical cache, in GB; 0 is off", ge=0)
     build_jobs: int | None = machine(

@@ -77,12 +77,20 @@ def test_key_order_is_no_change() -> None:
 
 
 MACHINE = sorted(path for path, field in options(Config) if is_machine(field))
-VALUES = {"engine.device": st.sampled_from(["cpu", "cuda", "cuda:1"])}
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "engine.device": st.sampled_from(["cpu", "cuda", "cuda:1"]),
+    "server.device": st.sampled_from(["cpu", "cuda"]),
+    "server.memory_fraction": st.floats(0.1, 0.9),
+    "server.preset": st.sampled_from(["pcie-latency", "pcie-throughput"]),
+    "server.python": st.just("elsewhere/bin/python"),
+}
 
 
 @pytest.mark.parametrize("dotted", MACHINE)
-def test_each_machine_option_exists_and_can_be_set(dotted: str) -> None:
-    parse_config(set_option(RAW, dotted, "cpu" if dotted.endswith("device") else 17))
+@settings(max_examples=3)
+@given(data=st.data())
+def test_each_machine_option_exists_and_can_be_set(data: st.DataObject, dotted: str) -> None:
+    parse_config(set_option(RAW, dotted, data.draw(VALUES.get(dotted, st.just(17)))))
 
 
 @given(data=st.data(), dotted=st.sampled_from(MACHINE))
@@ -129,6 +137,8 @@ CONTENT: dict[str, Any] = {
     "drafters.<name>.batch_tokens": 999,
     "drafters.<name>.init": "random",
     "bench.suites.<name>.options": {"a": 1},
+    "server.kv_cache": "fp8",
+    "server.flags": {"page-size": 16},
 }
 GENERIC = {int: 11, float: 0.37, str: "other"}
 FIXED = {"run", "engine.kind", "drafters.<name>.algorithm"}  # the folder's name; options with a single value so far
