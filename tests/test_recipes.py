@@ -87,12 +87,13 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 
 @pytest.mark.parametrize("dotted", MACHINE)
-@settings(max_examples=3)
+@settings(max_examples=3, deadline=None)
 @given(data=st.data())
 def test_each_machine_option_exists_and_can_be_set(data: st.DataObject, dotted: str) -> None:
     parse_config(set_option(RAW, dotted, data.draw(VALUES.get(dotted, st.just(17)))))
 
 
+@settings(deadline=None)
 @given(data=st.data(), dotted=st.sampled_from(MACHINE))
 def test_a_machine_option_never_changes_any_recipe(data: st.DataObject, dotted: str) -> None:
     value = data.draw(VALUES.get(dotted, st.integers(16, 10**6)))

@@ -15,17 +15,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from eyrie.servers.locks import take
 from eyrie.servers.process import adopt_orphans, die_with_parent, members, send, wait_for
 
 POLL_S = 0.2
 
 
-def start_guarded(command: Sequence[str], environment: Mapping[str, str], log: Path, grace_s: float) -> int:
+def start_guarded(command: Sequence[str], environment: Mapping[str, str], log: Path, lock: Path, grace_s: float) -> int:
     """Fork a guard that runs ``command``; its pid is also its process group and session.
 
     Args:
         environment: the whole environment of the server.
         log: standard output and error of the server are appended here.
+        lock: held by the guard for its life. A guard whose supervisor was killed may still be stopping its server, and
+            the next one waits for it, so that two servers never share the memory of one.
         grace_s: seconds between SIGTERM and SIGKILL.
     """
     caller = os.getpid()
@@ -41,7 +44,10 @@ def start_guarded(command: Sequence[str], environment: Mapping[str, str], log: P
         null = os.open(os.devnull, os.O_RDONLY)
         for target, source in ((0, null), (1, out), (2, out)):
             os.dup2(source, target)
-        status = _guard(command, environment, caller, grace_s)
+        if take(lock, seconds=2 * grace_s + 10.0) is None:
+            print("an earlier server of this folder does not stop", file=sys.stderr, flush=True)
+        else:
+            status = _guard(command, environment, caller, grace_s)
     finally:
         os._exit(status)  # never into the caller's own code
 

@@ -43,10 +43,11 @@ class Lease:
         """
         end = time.monotonic() + self._patience()
         while time.monotonic() < end:
+            supervised = is_held(self.files.alive)  # before the state: what a dead supervisor wrote last is final
             state = self.files.read_state()
             if state is not None and state.phase == "failed":
                 raise EyrieError(f"{self.files.log}: the server {state.reason}")
-            if not is_held(self.files.alive):
+            if not supervised:
                 with locked(self.files.gate):
                     _start_supervisor(self.files, self.spec)
             elif state is not None and state.phase == "ready" and _listens(state.url):

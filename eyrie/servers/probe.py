@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import urllib.error
@@ -28,8 +29,11 @@ def ask(url: str, body: dict[str, Any] | None = None, timeout: float = 60.0) -> 
     """
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with _OPENER.open(request, timeout=timeout) as response:
-        return json.load(response)
+    try:
+        with _OPENER.open(request, timeout=timeout) as response:
+            return json.load(response)
+    except http.client.HTTPException as error:  # cut off in the middle of an answer
+        raise ConnectionError(f"{url}: {type(error).__name__}") from error
 
 
 def served_names(url: str, timeout: float = 10.0) -> list[str]:

@@ -72,18 +72,6 @@ def wait_for(done: Callable[[], bool], seconds: float, every: float = 0.05) -> b
     return True
 
 
-def resident_bytes(pids: Iterable[int]) -> int:
-    """Resident memory of the processes, shared pages counted once per process."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = 0
-    for pid in pids:
-        try:
-            total += int((PROC / str(pid) / "statm").read_text().split()[1]) * page
-        except OSError:
-            continue
-    return total
-
-
 def free_ports(count: int, preferred: tuple[int, ...] = ()) -> tuple[int, ...]:
     """``count`` different TCP ports that nobody listens on, on the loopback and on all interfaces.
 

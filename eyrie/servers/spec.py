@@ -14,8 +14,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from eyrie.errors import EyrieError
 from eyrie.formats.publish import write_text
 
-FAILED = "failed"
-
 
 class Spec(BaseModel):
     """All that starts a server, and what it must offer to be accepted.
@@ -90,6 +88,7 @@ class Files:
         self.supervisor_log = folder / "supervisor.log"
         self.gate = folder / "gate.lock"
         self.alive = folder / "supervisor.lock"
+        self.guarded = folder / "guard.lock"
         self.leases = folder / "leases"
 
     def read_spec(self) -> Spec:

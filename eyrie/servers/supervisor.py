@@ -113,7 +113,7 @@ class Supervisor:
         begin = self.files.log.stat().st_size
         environment = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
         environment |= self.spec.environment
-        guard = start_guarded(command, environment, self.files.log, self.spec.grace_s)
+        guard = start_guarded(command, environment, self.files.log, self.files.guarded, self.spec.grace_s)
         self.say("starting", guard=guard, url="", starts=self.state.starts + 1, pool_tokens=None)
         url = f"http://127.0.0.1:{self.ports[0]}"
         return Running(guard, url, name, LogReader(self.files.log, begin), begin, memory)

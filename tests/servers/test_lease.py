@@ -214,6 +214,16 @@ def test_a_dead_supervisor_is_replaced(desk: Desk) -> None:
         assert len(desk.starts()) == 2
 
 
+def test_the_next_server_waits_for_the_last_one_to_be_gone(desk: Desk) -> None:
+    spec = desk.spec("--deaf", grace_s=2.0)  # deaf: it lives on for the whole grace after its supervisor's death
+    with lease(spec, desk.root) as held:
+        os.kill(desk.state(spec).supervisor, signal.SIGKILL)
+        wait_for(lambda: not is_held(held.files.alive), 5.0)
+        held.ready()
+        assert len(desk.starts()) == 2
+        assert not alive(desk.pids()[0])
+
+
 def test_processes_of_others_are_left_alone(desk: Desk) -> None:
     neighbour = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     own = os.getpgid(0)
