@@ -22,6 +22,7 @@ include: "rules/hidden.smk"
 include: "rules/train.smk"
 include: "rules/export.smk"
 include: "rules/bench.smk"
+include: "rules/serve.smk"
 include: "rules/report.smk"
 
 

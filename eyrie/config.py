@@ -227,6 +227,37 @@ class Engine(Section):
         return self
 
 
+class Server(Section):
+    """The SGLang server that Eyrie starts itself, from an environment of its own (`make serve-cpu`)."""
+
+    python: str = machine(".venv-serve/bin/python", "interpreter of the environment that holds SGLang")
+    device: Literal["auto", "cpu", "cuda"] = machine("auto", "auto is cuda when there is one")
+    tensor_parallel: int = machine(1, "GPUs that share one copy of the model", ge=1)
+    preset: str | None = machine(None, "environment and arguments for special machines: pcie-latency, pcie-throughput")
+    max_running_requests: int = machine(8, "requests decoded together", ge=1)
+    context_length: int | None = machine(None, "longest request in tokens; default: what the model allows", ge=16)
+    memory_fraction: float | None = machine(
+        None, "share of device memory for weights and key-value pool; default: SGLang's choice", gt=0.0, lt=1.0
+    )
+    pool_tokens: int | None = machine(
+        None, "key-value tokens the plan counts on; a server that offers under 0.9 of them is refused", ge=16
+    )
+    host_cache_gb: int = machine(0, "host memory per GPU for the hierarchical cache, in GB; 0 is off", ge=0)
+    build_jobs: int | None = machine(
+        None, "kernels compiled at once; default: by cores and free memory, so that nothing is killed for memory", ge=1
+    )
+    idle_s: float = machine(120.0, "seconds that an unused server is kept", ge=0.0)
+    start_timeout_s: float = machine(900.0, "seconds from its start to its first answer", gt=0.0)
+    kv_cache: Literal["auto", "fp8"] = Field(
+        "auto", description="fp8 halves the key-value cache and may change answers; never chosen by itself"
+    )
+    flags: dict[str, str | int | float | bool] = Field(
+        {},
+        description="further SGLang arguments by name without dashes (several values: spaces between), checked "
+        "against that version's list",
+    )
+
+
 class Tokenize(Section):
     """Conversations to token rows."""
 
@@ -324,6 +355,7 @@ class Config(Section):
     run: str = Field(description="results/<run>/ holds all that depends on this config")
     target: Target
     engine: Engine = Engine()
+    server: Server = Server()
     sampling: Sampling = Field(Sampling(), description="defaults for every answered dataset")
     datasets: dict[str, Dataset] = Field(description="datasets by name, in the order that settles duplicates")
     tokenize: Tokenize = Tokenize()

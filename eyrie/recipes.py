@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from eyrie.config import Config
+from eyrie.errors import EyrieError
 
 # Raise a stage's number when its code changes its output. A comment must not cost money, so nothing hashes source.
 REVISIONS = {
@@ -27,6 +28,7 @@ REVISIONS = {
     "train": 2,
     "export": 1,
     "bench": 1,
+    "serve": 1,
     "report": 1,
 }
 
@@ -52,6 +54,17 @@ def subtree(section: BaseModel, *drop: str) -> dict[str, Any]:
             continue
         kept[name] = value
     return kept
+
+
+def machine_options(section: BaseModel) -> dict[str, Any]:
+    """The section's machine-level values other than their defaults: what reaches a job beside its recipe."""
+    chosen = {}
+    for name, field in type(section).model_fields.items():
+        extra = field.json_schema_extra
+        value = getattr(section, name)
+        if isinstance(extra, dict) and extra.get("machine") and value != field.get_default(call_default_factory=True):
+            chosen[name] = value
+    return chosen
 
 
 def recipe(
@@ -120,6 +133,16 @@ def _bench(config: Config, _dataset: str, _shard: str, _drafter: str, suite: str
     return {"suite": subtree(config.bench.suites[suite]), "target": subtree(config.target, "gguf")}
 
 
+def _serve(config: Config, *_: str) -> dict[str, Any]:
+    for suite in config.bench.suites.values():
+        return {
+            "suite": subtree(suite, "ngram_size", "timed_prompts", "repeats"),
+            "server": subtree(config.server),
+            "target": subtree(config.target, "gguf", "dtype"),
+        }
+    raise EyrieError("bench.suites: serving takes its prompts from the first suite; name one")
+
+
 _CONTENT: dict[str, Callable[[Config, str, str, str, str], dict[str, Any]]] = {
     "convert": _convert,
     "target": _target,
@@ -132,5 +155,6 @@ _CONTENT: dict[str, Callable[[Config, str, str, str, str], dict[str, Any]]] = {
     "train": _train,
     "export": _export,
     "bench": _bench,
+    "serve": _serve,
     "report": _target,
 }

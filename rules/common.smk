@@ -18,7 +18,7 @@ os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.env
 from eyrie.config import parse_config
 from eyrie.errors import EyrieError
 from eyrie.formats.publish import write_text
-from eyrie.recipes import canonical_json, recipe
+from eyrie.recipes import canonical_json, machine_options, recipe
 
 try:
     CONFIG = parse_config(config)
@@ -43,6 +43,7 @@ HIDDEN = f"{RUN}/hidden/{{dataset}}/{{shard}}.safetensors"
 DRAFTER = f"{RUN}/drafters/{{drafter}}"
 EXPORT = f"{RUN}/export/{{drafter}}/sglang"
 BENCH = f"{RUN}/bench/{{drafter}}/{{suite}}.json"
+SERVE = f"{RUN}/serve/{{drafter}}.json"
 REPORT = f"{RUN}/report.html"
 STATUS = f"{RUN}/STATUS.md"
 PREVIEW = f"{RUN}/preview.html"

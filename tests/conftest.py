@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,16 @@ def tiny_library(tiny_target: Path):  # type: ignore[no-untyped-def]
 
     torch.set_num_threads(1)
     return AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def serving_python() -> Path:
+    """The interpreter that `make serve-cpu` makes. Its 2.5 GB are not fetched unasked: EYRIE_SERVE_CPU=1 asks."""
+    import subprocess
+
+    root = Path(__file__).resolve().parents[1]
+    if os.environ.get("EYRIE_SERVE_CPU") == "1":
+        subprocess.run(["make", "serve-cpu", f"PYTHON={sys.executable}"], cwd=root, check=True)
+    if not list(root.glob(".venv-serve/ready-*")):
+        pytest.skip("no .venv-serve: make it with `make serve-cpu`, or set EYRIE_SERVE_CPU=1 for the tests to make it")
+    return root / ".venv-serve" / "bin" / "python"

@@ -33,6 +33,14 @@ def test_the_locks_do_not_overlap_and_name_no_local_build() -> None:
     assert not [version for version in {**host, **prompts}.values() if "+" in version]
 
 
+def test_the_serving_environment_is_pinned_as_a_whole_and_installed_without_dependencies() -> None:
+    serving = pins("serve-cpu.txt")
+    assert {"sglang", "torch", "torchvision", "transformers", "setuptools"} <= set(serving)
+    assert not [version for version in serving.values() if "+" in version]
+    assert pins("serve.txt")["sglang"] == serving["sglang"], "both environments serve with the same SGLang"
+    assert "--no-deps --requirement envs/serve-cpu.txt" in (ROOT / "Makefile").read_text()
+
+
 def test_the_conda_environment_has_the_same_pins() -> None:
     spec = importlib.util.spec_from_file_location("write_host_env", ROOT / "scripts" / "write_host_env.py")
     assert spec is not None

@@ -81,6 +81,10 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "engine.device": st.sampled_from(["cpu", "cuda", "cuda:1"]),
     "engine.urls": st.lists(st.sampled_from(["http://a:1", "https://b/v1"]), min_size=1),
     **{path: st.floats(0.0, 1.0) for path in MACHINE if path.startswith("engine.gates.")},
+    "server.device": st.sampled_from(["cpu", "cuda"]),
+    "server.memory_fraction": st.floats(0.1, 0.9),
+    "server.preset": st.sampled_from(["pcie-latency", "pcie-throughput"]),
+    "server.python": st.just("elsewhere/bin/python"),
 }
 # An engine's options fit some kinds alone, so each kind has a config of its own to start from.
 KINDS: dict[str, dict[str, Any]] = {
@@ -162,6 +166,8 @@ CONTENT: dict[str, Any] = {
     "drafters.<name>.batch_tokens": 999,
     "drafters.<name>.init": "random",
     "bench.suites.<name>.options": {"a": 1},
+    "server.kv_cache": "fp8",
+    "server.flags": {"page-size": 16},
 }
 GENERIC = {int: 11, float: 0.37, str: "other"}
 # the folder's name; an option with a single value so far; one with a test of its own
