@@ -65,7 +65,7 @@ def test_configs_that_share_a_dataset_share_its_prompt_shards() -> None:
 
 
 def test_every_rule_says_where_it_logs_and_what_it_needs(rules: list[Any]) -> None:
-    assert len(rules) == 12
+    assert len(rules) == 13
     for rule in rules:
         assert rule.log, rule.name
         assert rule.benchmark, rule.name
@@ -127,5 +127,7 @@ def test_a_configfile_replaces_the_default_as_a_whole(tmp_path: Path) -> None:
     shutil.copy(ROOT / "config.yaml", tmp_path)
     jobs = dry_run(tmp_path, ROOT / "config" / "smoke.yaml")
     assert {job for job in jobs if job.startswith("ingest ")} == {
-        f"ingest smoke-{name}/s000{shard}" for name in ("code", "chat", "dialogue") for shard in (0, 1)
+        f"ingest smoke-{name}/s000{shard}"
+        for name, shards in (("code", 2), ("chat", 1), ("dialogue", 2))
+        for shard in range(shards)
     }
