@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from eyrie.errors import EyrieError
-from eyrie.servers.lease import Lease, lease
+from eyrie.servers.lease import Lease, _listens, lease
 from eyrie.servers.locks import is_held, take
 from eyrie.servers.probe import ask
 from eyrie.servers.process import wait_for
@@ -69,8 +70,13 @@ def alive(pid: int) -> bool:
 
 
 def die(held: Lease) -> None:
+    """The server drops the connection first and its port a moment later; a test goes on from the latter."""
+    url = held.ready().url
     with pytest.raises(OSError, match=r".*"):
-        ask(f"{held.ready().url}/die", {})
+        ask(f"{url}/die", {})
+    end = time.monotonic() + 30
+    while _listens(url) and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def test_the_first_lease_starts_it_and_the_last_one_stops_it(desk: Desk) -> None:

@@ -153,7 +153,7 @@ def test_the_preview_is_made_when_asked_for_and_no_run_waits_for_it(
     run: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run.dry_run(targets={PREVIEW}) == {"preview"}
-    result = run.snakemake(PREVIEW)
+    result = run.snakemake("--", PREVIEW)
     assert result.returncode == 0, result.stderr
     assert "smoke: rows as they are trained on" in (run.folder / PREVIEW).read_text(encoding="utf-8")
     assert run.dry_run(targets={PREVIEW}) == set()
