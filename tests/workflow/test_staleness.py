@@ -158,7 +158,7 @@ def test_the_preview_is_made_when_asked_for_and_no_run_waits_for_it(
     assert "smoke: rows as they are trained on" in (run.folder / PREVIEW).read_text(encoding="utf-8")
     assert run.dry_run(targets={PREVIEW}) == set()
     config = run.config()
-    config["merge"]["test_fraction"] = 0.2
+    config["merge"]["test_fraction"] = 0.3
     assert run.dry_run(config, targets={PREVIEW}) == {"merge", "preview"}
     shard = {f"generate {SHARD}!", f"tokenize {SHARD}", "merge", "preview"}
     assert run.dry_run(targets={PREVIEW}, forcerun={RESPONSES}) == shard
