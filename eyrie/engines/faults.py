@@ -87,7 +87,7 @@ def fault_of(status: int, body: Any, headers: Mapping[str, str]) -> Fault | None
     if error is None:
         text = body if isinstance(body, str) else json.dumps(body)
         error = {"message": text or "no reason given"}
-    code = _number(error.get("code"))
+    code = number(error.get("code"))
     code = int(code) if code is not None and 400 <= code < 600 else status if status >= 400 else 500
     metadata, availability = _section(error, "metadata"), _section(error, "availability")
     text = " ".join(f"{error.get('message') or ''} {metadata.get('raw') or ''}".split())[:300]
@@ -99,14 +99,14 @@ def fault_of(status: int, body: Any, headers: Mapping[str, str]) -> Fault | None
     if isinstance(availability.get("retryable"), bool) and action is not Action.STOP:
         retryable = availability["retryable"]
         action = Action.REFUSE if not retryable else Action.RETRY if action is Action.REFUSE else action
-    after = _number(availability.get("retry_after"))
+    after = number(availability.get("retry_after"))
     usage = body.get("usage") if isinstance(body, dict) else None
     return Fault(
         str(code),
         action,
         text,
         after=_clamped(after) if after is not None else retry_after(headers),
-        cost=_number(usage.get("cost")) or 0.0 if isinstance(usage, dict) else 0.0,
+        cost=number(usage.get("cost")) or 0.0 if isinstance(usage, dict) else 0.0,
     )
 
 
@@ -115,7 +115,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     value = headers.get("Retry-After")
     if value is None:
         return None
-    seconds = _number(value)
+    seconds = number(value)
     if seconds is None:
         try:
             until = parsedate_to_datetime(value).timestamp()
@@ -145,14 +145,15 @@ def _section(error: dict[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _number(value: Any) -> float | None:
+def number(value: Any) -> float | None:
+    """A finite number that a server gave, also as text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        number = float(value)
+        found = float(value)
     except ValueError:
         return None
-    return number if number == number and abs(number) != float("inf") else None
+    return found if found == found and abs(found) != float("inf") else None
 
 
 def _clamped(seconds: float) -> float:

@@ -363,11 +363,3 @@ class _Sitting:
 
 def _ended(server: Server, kind: str, text: str) -> EyrieError:
     return EyrieError(f"{server.url}: {kind}: {text}; mend that and run the same command again; every answer is kept")
-
-
-def dollars_of(usage: Any) -> float | None:
-    """``usage.cost``, when it is there and is a number."""
-    cost = usage.get("cost") if isinstance(usage, dict) else None
-    with suppress(TypeError, ValueError):
-        return None if cost is None or isinstance(cost, bool) else float(cost)
-    return None

@@ -15,8 +15,7 @@ from typing import Any
 from eyrie.config import OpenRouter
 from eyrie.engines.base import Answer, Request, answer_seed
 from eyrie.engines.chat import Encode, Reply, answer_of, to_openai
-from eyrie.engines.faults import Action, Fault
-from eyrie.engines.http import dollars_of
+from eyrie.engines.faults import Action, Fault, number
 from eyrie.engines.line import Line
 from eyrie.engines.money import Outlook
 from eyrie.engines.pool import Server
@@ -78,12 +77,10 @@ class OpenRouterWire:
         if self.price is None:
             endpoints = _data(await line.get(f"/models/{self.model}/endpoints")).get("endpoints") or []
             self.price = self._price([entry for entry in endpoints if isinstance(entry, dict)])
-            left = _number(key.get("limit_remaining"))
+            left = number(key.get("limit_remaining"))
             try:
                 credits_ = _data(await line.get("/credits"))
-                balance = (_number(credits_.get("total_credits")) or 0.0) - (
-                    _number(credits_.get("total_usage")) or 0.0
-                )
+                balance = (number(credits_.get("total_credits")) or 0.0) - (number(credits_.get("total_usage")) or 0.0)
                 left = balance if left is None else min(left, balance)
             except Fault as fault:  # ordinary keys may not look
                 log.info("openrouter: the balance of the account cannot be read (%s)", fault.kind)
@@ -112,7 +109,7 @@ class OpenRouterWire:
         prices = [entry.get("pricing") or {} for entry in fitting]
 
         def dearest(name: str) -> float:
-            return max(_number(price.get(name)) or 0.0 for price in prices)
+            return max(number(price.get(name)) or 0.0 for price in prices)
 
         return Price(dearest("prompt"), dearest("completion"), dearest("request"))
 
@@ -129,7 +126,7 @@ class OpenRouterWire:
         if isinstance(supported, list) and (missing := sorted(needed - set(supported))):
             return f"does not support {', '.join(missing)}"
         pricing = entry.get("pricing")
-        if not isinstance(pricing, dict) or _number(pricing.get("completion")) is None:
+        if not isinstance(pricing, dict) or number(pricing.get("completion")) is None:
             return "names no price"
         status = entry.get("status")
         return None if status in SERVING else f"has status {status}"
@@ -163,7 +160,7 @@ class OpenRouterWire:
         if reply.finish is None and usage is None and (reply.content or reply.reasoning):
             raise Fault("dropped", Action.RETRY, "the stream ended in the middle")
         facts: dict[str, Any] = {"server": server.version}
-        cost = dollars_of(usage)
+        cost = number(usage.get("cost")) if isinstance(usage, dict) else None
         if cost is not None:
             facts["cost"] = cost
         return answer_of(reply, request, self.encode, facts)
@@ -207,10 +204,3 @@ class OpenRouterWire:
 def _data(body: Any) -> dict[str, Any]:
     data = body.get("data") if isinstance(body, dict) else None
     return data if isinstance(data, dict) else {}
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return None if value is None or isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        return None

@@ -157,7 +157,7 @@ class Supervisor:
         """The reason to wait no longer, if there is one. The guard stays unreaped, so its group id stays its own."""
         if self.told:
             return End.TOLD
-        if os.waitid(os.P_PID, running.guard, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+        if _has_ended(running.guard):
             running.reader.read()
             return End.DIED
         return End.UNUSED if self.is_unused() else None
