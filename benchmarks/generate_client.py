@@ -98,7 +98,7 @@ class Plain:
     def decode(self, ids: list[int]) -> str:
         return ""
 
-    def turn_rows(self, messages: Any, tools: Any = None) -> list[TurnRow | Any]:
+    def last_turn(self, messages: Any, tools: Any = None) -> TurnRow:
         raise NotImplementedError
 
 

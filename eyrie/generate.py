@@ -47,9 +47,9 @@ class PromptRenderer(Protocol):
 
     def decode(self, ids: list[int]) -> str: ...
 
-    def turn_rows(
+    def last_turn(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
-    ) -> list[TurnRow | Reject]: ...
+    ) -> TurnRow | Reject: ...
 
 
 def generate(
@@ -99,7 +99,7 @@ def generate(
         shift = Shift(recipe, card, rows, renderer, book, prompts, options.gates)
         if engine is None:
             engine = hire(
-                recipe, options, card, model, threads=threads, turn_rows=renderer.turn_rows, outlook=shift.outlook,
+                recipe, options, card, model, threads=threads, last_turn=renderer.last_turn, outlook=shift.outlook,
                 ledger=journal.parents[1] / "dollars.json", owner=label,
             )  # fmt: skip
         shift.work(engine, label=f"generate {label}")

@@ -36,13 +36,11 @@ class FakeRenderer:
         assert STOP not in ids
         return " ".join(map(str, ids))
 
-    def turn_rows(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
-    ) -> list[TurnRow | Reject]:
+    def last_turn(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> TurnRow | Reject:
         """The last message is the answer: a character an id, then the stop id."""
         prompt = self.prompt_ids(messages[:-1], tools)
         spoken = (messages[-1].get("reasoning") or "") + messages[-1]["content"]
-        return [TurnRow(len(messages) - 1, [*prompt, *spoken.encode(), STOP], len(prompt), "")]
+        return TurnRow(len(messages) - 1, [*prompt, *spoken.encode(), STOP], len(prompt), "")
 
 
 class FakeEngine:

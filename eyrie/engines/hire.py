@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Environment variables that hold a key; it is read from there and written nowhere.
 KEYS = {"sglang": "SGLANG_API_KEY", "openai": "OPENAI_API_KEY", "openrouter": "OPENROUTER_API_KEY"}
-TurnRows = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], "list[TurnRow | Reject]"]
+LastTurn = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], "TurnRow | Reject"]
 
 
 def hire(
@@ -32,7 +32,7 @@ def hire(
     model: str,
     *,
     threads: int,
-    turn_rows: TurnRows,
+    last_turn: LastTurn,
     outlook: Callable[[], Outlook],
     ledger: Path,
     owner: str,
@@ -44,13 +44,13 @@ def hire(
         options: the ``engine`` section.
         model: local Hugging Face folder or hub id of the target.
         threads: CPU threads of an engine in this process.
-        turn_rows: renders a finished conversation (:meth:`eyrie.render.Renderer.turn_rows`).
+        last_turn: renders a finished conversation (:meth:`eyrie.render.Renderer.last_turn`).
         outlook: what is left to buy.
         ledger, owner: see :class:`eyrie.engines.money.Purse`.
     """
     if options.kind == "transformers":
         return lambda: _in_process(recipe, options, card, model, threads)
-    return lambda: _served(recipe, options, card, encoder(turn_rows), outlook, ledger, owner)
+    return lambda: _served(recipe, options, card, encoder(last_turn), outlook, ledger, owner)
 
 
 def _in_process(recipe: dict[str, Any], options: Options, card: TargetCard, model: str, threads: int) -> Engine:
@@ -101,11 +101,11 @@ def _served(
     return HttpEngine(wire, urls, concurrency=options.concurrency, patience=patience, key=key, purse=purse)
 
 
-def encoder(turn_rows: TurnRows) -> Encode:
+def encoder(last_turn: LastTurn) -> Encode:
     """Text to ids: the conversation is rendered with the answer as its last turn, as it would be at serving time."""
 
     def encode(request: Request, message: dict[str, Any]) -> tuple[list[int], list[int]]:
-        row = turn_rows([*request.messages, message], request.tools)[-1]
+        row = last_turn([*request.messages, message], request.tools)
         if isinstance(row, Reject):
             raise row
         return row.input_ids[: row.start], row.input_ids[row.start :]

@@ -461,7 +461,7 @@ def test_text_is_encoded_as_the_targets_template_would_serve_it(tiny_target: Pat
         reply = Reply()
         reply.take({"choices": [{"message": {"content": said}, "finish_reason": finish}]})
         reply.take({"choices": [], "usage": {"completion_tokens": count}})
-        answer = answer_of(reply, request, encoder(renderer.turn_rows), {})
+        answer = answer_of(reply, request, encoder(renderer.last_turn), {})
         assert answer.prompt_ids == request.prompt_ids
         assert len(answer.output_ids) == tokens
         assert renderer.decode(answer.output_ids) == said
