@@ -6,38 +6,41 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 
 from eyrie.drafters.eagle3 import Eagle3
-from eyrie.llama.kernels import add, attend_rows, linear, rms_norm, swiglu
-from eyrie.llama.weights import rotary, storage
+from eyrie.llama.compiled import kernel
+from eyrie.llama.kernels import add, attend_tokens, empty_caches, rms_norm, swiglu
+from eyrie.llama.matmul import linear, pack
+from eyrie.llama.weights import rotary
 
 
-@njit(fastmath=True, error_model="numpy", cache=True)
+@kernel
 def draft_rows(
-    embedding_MH: Any, feature_MH: Any, start: int, input_norm_H: Any, hidden_norm_H: Any, qkv_N2H: Any, o_HN: Any,
-    mlp_norm_H: Any, gate_up_NH: Any, down_HI: Any, k_GDT: Any, v_GTD: Any, cos_TD: Any, sin_TD: Any, eps: float,
-    out_MH: Any,
+    embedding_MH: Any, feature_MH: Any, slots_M: Any, columns_M: Any, input_norm_H: Any, hidden_norm_H: Any,
+    qkv_PKX: Any, o_PKX: Any, mlp_norm_H: Any, gate_up_PKX: Any, down_PKX: Any, k_SGPDX: Any, v_SGWTX: Any, cos_TD: Any,
+    sin_TD: Any, eps: float, out_MH: Any,
 ) -> None:  # fmt: skip
-    """One draft layer for ``M`` consecutive columns that begin at ``start``; ``out_MH`` is the un-normed output."""
+    """One draft layer; ``out_MH`` is the un-normed output."""
     M, H = feature_MH.shape
+    width, inner = o_PKX.shape[1], down_PKX.shape[1]
+    G, D = k_SGPDX.shape[1], k_SGPDX.shape[3]
     wide = np.empty((M, 2 * H), np.float32)
     rms_norm(embedding_MH, input_norm_H, eps, wide[:, :H])
     rms_norm(feature_MH, hidden_norm_H, eps, wide[:, H:])
-    qkv = np.empty((M, qkv_N2H.shape[0]), np.float32)
-    linear(qkv_N2H, wide, qkv)
-    mixed = np.empty((M, o_HN.shape[1]), np.float32)
-    attend_rows(qkv, start, k_GDT, v_GTD, cos_TD, sin_TD, mixed)
-    linear(o_HN, mixed, out_MH)
+    qkv = np.empty((M, width + 2 * G * D), np.float32)
+    linear(qkv_PKX, wide, qkv)
+    mixed = np.empty((M, width), np.float32)
+    attend_tokens(qkv, slots_M, columns_M, k_SGPDX, v_SGWTX, cos_TD, sin_TD, mixed)
+    linear(o_PKX, mixed, out_MH)
     add(out_MH, feature_MH)
     normed = np.empty((M, H), np.float32)
     rms_norm(out_MH, mlp_norm_H, eps, normed)
-    gate_up = np.empty((M, gate_up_NH.shape[0]), np.float32)
-    linear(gate_up_NH, normed, gate_up)
-    hidden = np.empty((M, down_HI.shape[1]), np.float32)
+    gate_up = np.empty((M, 2 * inner), np.float32)
+    linear(gate_up_PKX, normed, gate_up)
+    hidden = np.empty((M, inner), np.float32)
     swiglu(gate_up, hidden)
     delta = np.empty((M, H), np.float32)
-    linear(down_HI, hidden, delta)
+    linear(down_PKX, hidden, delta)
     add(out_MH, delta)
 
 
@@ -54,7 +57,7 @@ class Eagle3Decoder:
         layer = drafter.midlayer
 
         def stored(*linears: torch.nn.Linear) -> np.ndarray:
-            return storage(torch.cat([linear.weight.detach() for linear in linears]).bfloat16())
+            return pack(torch.cat([linear.weight.detach() for linear in linears]).bfloat16())
 
         def norm(module: torch.nn.RMSNorm) -> np.ndarray:
             return module.weight.detach().bfloat16().float().numpy()
@@ -70,8 +73,10 @@ class Eagle3Decoder:
         self.norm_H = norm(drafter.norm)
         self.head = stored(drafter.lm_head)
         self.target_ids = drafter.target_ids().numpy()
-        self.k_GDT = np.zeros((c.num_key_value_heads, c.head_dim, capacity), np.float32)
-        self.v_GTD = np.zeros((c.num_key_value_heads, capacity, c.head_dim), np.float32)
+        self.capacity = capacity
+        self.k_SGPDX, self.v_SGWTX = (
+            caches[0] for caches in empty_caches(1, 1, c.num_key_value_heads, c.head_dim, capacity)
+        )
         self.cos_TD, self.sin_TD = (table.numpy() for table in rotary(capacity, c.head_dim, c.rope_theta))
 
     def fuse(self, aux_MAH: np.ndarray) -> np.ndarray:
@@ -86,12 +91,13 @@ class Eagle3Decoder:
         Raises:
             ValueError: the cache has no room for them (the kernels check no bounds).
         """
-        if start + len(feature_MH) > self.k_GDT.shape[2]:
-            raise ValueError(f"column {start + len(feature_MH)} is beyond a cache of {self.k_GDT.shape[2]} columns")
+        rows = len(feature_MH)
+        if start + rows > self.capacity:
+            raise ValueError(f"column {start + rows} is beyond a cache of {self.capacity} columns")
         out_MH = np.empty_like(feature_MH)
         draft_rows(
-            embedding_MH, feature_MH, start, *self.layer, self.k_GDT, self.v_GTD, self.cos_TD, self.sin_TD,
-            self.config.rms_norm_eps, out_MH,
+            embedding_MH, feature_MH, np.zeros(rows, np.int64), np.arange(start, start + rows), *self.layer,
+            self.k_SGPDX, self.v_SGWTX, self.cos_TD, self.sin_TD, self.config.rms_norm_eps, out_MH,
         )  # fmt: skip
         return out_MH
 

@@ -96,8 +96,8 @@ class ContinuousBatch:
     def _step(
         self, running: list[_Running], free: list[int], finished: Callable[[Request, Answer], None]
     ) -> list[_Running]:
-        slots_B = torch.tensor([sequence.slot for sequence in running])
-        ids_B = torch.tensor([sequence.output_ids[-1] for sequence in running])
+        slots_B = [sequence.slot for sequence in running]
+        ids_B = [sequence.output_ids[-1] for sequence in running]
         logits_BV = self.decoder.step(slots_B, ids_B)
         best_B = logits_BV.max(-1).indices.tolist()
         left = []

@@ -1,21 +1,128 @@
 """Many sequences, one token each: the decode loop of the in-process engine.
 
 An answer must not depend on its company, or a killed and resumed run would differ from an undisturbed one. So each
-prompt is prefilled alone, attention reads each cache at its own length, and the matrix products always see a number of
-rows for which the machine's library gives each row the same bits (:func:`row_quantum` finds it).
+prompt is prefilled alone, attention reads each cache at its own length, and a matrix product gives each row the same
+bits in any number of rows: Eyrie's own (:mod:`eyrie.llama.matmul`) does by construction, the library's, which a machine
+with bfloat16 units is better served by, at multiples of a number of rows that :func:`row_quantum` finds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from eyrie.llama import kernels
-from eyrie.llama.weights import LlamaWeights, rotary, rotate_halves
+from eyrie.llama.matmul import LANES, linear, pack
+from eyrie.llama.sequence import FloatArray, packed_layers
+from eyrie.llama.weights import LlamaConfig, LlamaWeights, rotary, storage, widened_rows
 
-GROW = 64
+GROW = 4 * LANES
 """Cache positions are allocated in steps of this many."""
+
+
+class Caches:
+    """Keys and values of all slots (:func:`eyrie.llama.kernels.empty_caches`), with the rotary tables."""
+
+    def __init__(self, config: LlamaConfig, slots: int) -> None:
+        self.config, self.slots, self.capacity = config, slots, 0
+        self.k_LSGPDX = self.v_LSGWTX = self.cos_TD = self.sin_TD = np.empty(0, np.float32)
+
+    def reserve(self, length: int, lengths_S: Sequence[int]) -> None:
+        """Make every slot hold ``length`` positions; the first ``lengths_S[s]`` of slot s are kept."""
+        if length <= self.capacity:
+            return
+        capacity = -(-length // GROW) * GROW
+        c = self.config
+        k, v = kernels.empty_caches(c.num_layers, self.slots, c.num_kv_heads, c.head_dim, capacity)
+        for slot, cached in enumerate(lengths_S):
+            if cached:
+                panels = -(-cached // LANES)
+                k[:, slot, :, :panels] = self.k_LSGPDX[:, slot, :, :panels]
+                v[:, slot, :, :, :cached] = self.v_LSGWTX[:, slot, :, :, :cached]
+        self.k_LSGPDX, self.v_LSGWTX, self.capacity = k, v, capacity
+        self.cos_TD, self.sin_TD = (table.numpy() for table in rotary(capacity, c.head_dim, c.rope_theta))
+
+
+class Layers(Protocol):
+    """All layers and the head, for rows of any slots and positions."""
+
+    def run(self, x_MH: FloatArray, slots_M: FloatArray, positions_M: FloatArray, caches: Caches) -> None:
+        """Append the rows to their slots; ``x_MH`` (float32) becomes what enters the final norm."""
+        ...
+
+    def logits(self, x_MH: FloatArray) -> Tensor:
+        """``[M, V]`` float32 of what :meth:`run` left."""
+        ...
+
+
+class PackedLayers:
+    """float32 arithmetic by Eyrie's own loops."""
+
+    def __init__(self, weights: LlamaWeights) -> None:
+        self.config = weights.config
+        self.final_norm_H = weights.final_norm_H.numpy()
+        self.layers, self.head_PKX = packed_layers(weights), pack(weights.head_VH)
+
+    def run(self, x_MH: FloatArray, slots_M: FloatArray, positions_M: FloatArray, caches: Caches) -> None:
+        no_taps, no_aux = np.empty(0, np.int64), np.empty((len(x_MH), 0, x_MH.shape[1]), np.float32)
+        kernels.decoder(
+            x_MH, slots_M, positions_M, *self.layers, caches.k_LSGPDX, caches.v_LSGWTX, caches.cos_TD, caches.sin_TD,
+            self.config.rms_norm_eps, no_taps, no_aux,
+        )  # fmt: skip
+
+    def logits(self, x_MH: FloatArray) -> Tensor:
+        normed_MH = np.empty_like(x_MH)
+        kernels.rms_norm(x_MH, self.final_norm_H, self.config.rms_norm_eps, normed_MH)
+        logits_MV = np.empty((len(x_MH), self.config.vocab_size), np.float32)
+        linear(self.head_PKX, normed_MH, logits_MV)
+        return torch.from_numpy(logits_MV)
+
+
+class LibraryLayers:
+    """Matrix products in ``dtype`` by torch, which uses the machine's bfloat16 units; the rest in float32."""
+
+    def __init__(self, weights: LlamaWeights, slots: int, dtype: torch.dtype) -> None:
+        self.config, self.dtype = weights.config, dtype
+        self.weights = weights
+        self.head_VH = weights.head_VH.to(dtype)
+        self.qkv, self.o = list(weights.qkv_LNH.to(dtype)), list(weights.o_LHN.to(dtype))
+        self.gate_up, self.down = list(weights.gate_up_LNH.to(dtype)), list(weights.down_LHI.to(dtype))
+        self.quantum = row_quantum([self.qkv[0], self.o[0], self.gate_up[0], self.down[0], self.head_VH], slots)
+
+    def run(self, x_MH: FloatArray, slots_M: FloatArray, positions_M: FloatArray, caches: Caches) -> None:
+        c, weights = self.config, self.weights
+        M = len(x_MH)
+        x = self._padded(x_MH)
+        mixed = np.zeros((len(x), c.num_heads * c.head_dim), np.float32)
+        for layer in range(c.num_layers):
+            qkv = self._product(self._norm(x, weights.attention_norm_LH[layer]), self.qkv[layer])
+            kernels.attend_tokens(
+                qkv.numpy()[:M], slots_M, positions_M, caches.k_LSGPDX[layer], caches.v_LSGWTX[layer],
+                caches.cos_TD, caches.sin_TD, mixed[:M],
+            )  # fmt: skip
+            x = x + self._product(torch.from_numpy(mixed), self.o[layer])
+            normed = self._norm(x, weights.mlp_norm_LH[layer])
+            gate, up = F.linear(normed.to(self.dtype), self.gate_up[layer]).chunk(2, dim=-1)
+            x = x + self._product(F.silu(gate).mul_(up), self.down[layer])
+        x_MH[:] = x[:M].numpy()
+
+    def logits(self, x_MH: FloatArray) -> Tensor:
+        normed = self._norm(self._padded(x_MH), self.weights.final_norm_H)
+        return self._product(normed, self.head_VH)[: len(x_MH)]
+
+    def _padded(self, x_MH: FloatArray) -> Tensor:
+        return F.pad(torch.from_numpy(x_MH), (0, 0, 0, -len(x_MH) % self.quantum))
+
+    def _norm(self, x: Tensor, weight_H: Tensor) -> Tensor:
+        return F.rms_norm(x, (self.config.hidden_size,), weight_H, self.config.rms_norm_eps)
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x.to(self.dtype), weight).float()
 
 
 class BatchDecoder:
@@ -28,97 +135,48 @@ class BatchDecoder:
     """
 
     def __init__(self, weights: LlamaWeights, slots: int, dtype: torch.dtype = torch.float32) -> None:
-        config = weights.config
-        self.config = config
         self.slots = slots
-        self.dtype = dtype
-        self.embed_VH = weights.embed_VH.to(dtype)
-        self.head_VH = self.embed_VH if config.tied else weights.head_VH.to(dtype)
-        self.final_norm_H = weights.final_norm_H
-        self.attention_norm_LH = weights.attention_norm_LH
-        self.mlp_norm_LH = weights.mlp_norm_LH
-        self.qkv = list(weights.qkv_LNH.to(dtype))
-        self.o = list(weights.o_LHN.to(dtype))
-        self.gate_up = list(weights.gate_up_LNH.to(dtype))
-        self.down = list(weights.down_LHI.to(dtype))
-        self.capacity = 0
-        self.k_LSGDT = self.v_LSGTD = torch.empty(0)
-        self.cos_TD = self.sin_TD = torch.empty(0)
-        self.lengths_S = torch.zeros(slots, dtype=torch.int64)
-        self.quantum = row_quantum([self.qkv[0], self.o[0], self.gate_up[0], self.down[0], self.head_VH], slots)
+        self.embed_VH = storage(weights.embed_VH)
+        self.layers: Layers = PackedLayers(weights) if dtype == torch.float32 else LibraryLayers(weights, slots, dtype)
+        self.caches = Caches(weights.config, slots)
+        self.lengths_S = np.zeros(slots, np.int64)
+
+    @property
+    def capacity(self) -> int:
+        """Positions that every slot holds."""
+        return self.caches.capacity
 
     def reserve(self, length: int) -> None:
         """Make every slot hold ``length`` positions; what is cached is kept."""
-        if length <= self.capacity:
-            return
-        capacity = -(-length // GROW) * GROW
-        c = self.config
-        # not cleared: nothing reads a position before it is written, and untouched pages cost neither time nor memory
-        k = torch.empty(c.num_layers, self.slots, c.num_kv_heads, c.head_dim, capacity)
-        v = torch.empty(c.num_layers, self.slots, c.num_kv_heads, capacity, c.head_dim)
-        for slot in self.lengths_S.nonzero()[:, 0].tolist():
-            cached = int(self.lengths_S[slot])
-            k[:, slot, :, :, :cached] = self.k_LSGDT[:, slot, :, :, :cached]
-            v[:, slot, :, :cached] = self.v_LSGTD[:, slot, :, :cached]
-        self.k_LSGDT, self.v_LSGTD, self.capacity = k, v, capacity
-        self.cos_TD, self.sin_TD = rotary(capacity, c.head_dim, c.rope_theta)
+        self.caches.reserve(length, self.lengths_S.tolist())
 
     def prefill(self, slot: int, ids: list[int]) -> Tensor:
         """Fill ``slot`` with a prompt; returns the logits ``[V]`` (float32) after its last token."""
-        c = self.config
         T = len(ids)
-        x_TH = F.embedding(torch.tensor(ids), self.embed_VH).float()
-        cos_TD, sin_TD = self.cos_TD[:T], self.sin_TD[:T]
-        heads, groups, D = c.num_heads, c.num_kv_heads, c.head_dim
-        for layer in range(c.num_layers):
-            normed = F.rms_norm(x_TH, (c.hidden_size,), self.attention_norm_LH[layer], c.rms_norm_eps)
-            qkv = (
-                F.linear(normed.to(self.dtype), self.qkv[layer]).float().view(T, heads + 2 * groups, D).transpose(0, 1)
-            )
-            q = rotate_halves(qkv[:heads], cos_TD, sin_TD)
-            k = rotate_halves(qkv[heads : heads + groups], cos_TD, sin_TD)
-            v = qkv[heads + groups :].contiguous()
-            self.k_LSGDT[layer, slot, :, :, :T] = k.transpose(1, 2)
-            self.v_LSGTD[layer, slot, :, :T] = v
-            mixed = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)[0]
-            x_TH = x_TH + F.linear(mixed.transpose(0, 1).reshape(T, heads * D).to(self.dtype), self.o[layer]).float()
-            x_TH = x_TH + self._mlp(x_TH, layer)
+        self._fits(T)
+        x_TH = widened_rows(self.embed_VH, ids)
+        self.layers.run(x_TH, np.full(T, slot), np.arange(T), self.caches)
         self.lengths_S[slot] = T
-        return self._logits(x_TH[-1:].expand(self.quantum, -1))[0]
+        return self.layers.logits(x_TH[-1:])[0]
 
-    def step(self, slots_B: Tensor, ids_B: Tensor) -> Tensor:
+    def step(self, slots_B: Sequence[int], ids_B: Sequence[int]) -> Tensor:
         """Append one token to each slot; returns logits ``[B, V]`` float32.
 
         Args:
-            slots_B: int64 ``[B]``, distinct.
-            ids_B: int64 ``[B]``, the tokens to append.
+            slots_B: distinct slots.
+            ids_B: the tokens to append.
         """
-        c = self.config
-        B = len(slots_B)
-        padded = -(-B // self.quantum) * self.quantum
-        lengths_B = self.lengths_S[slots_B]
-        x_BH = F.embedding(F.pad(ids_B, (0, padded - B)), self.embed_VH).float()
-        mixed_BN = torch.zeros(padded, c.num_heads * c.head_dim)
-        slots, lengths, out = slots_B.numpy(), lengths_B.numpy(), mixed_BN.numpy()
-        cos, sin = self.cos_TD.numpy(), self.sin_TD.numpy()
-        for layer in range(c.num_layers):
-            normed = F.rms_norm(x_BH, (c.hidden_size,), self.attention_norm_LH[layer], c.rms_norm_eps)
-            qkv = F.linear(normed.to(self.dtype), self.qkv[layer]).float()
-            k, v = self.k_LSGDT[layer].numpy(), self.v_LSGTD[layer].numpy()
-            kernels.attend_batch(qkv.numpy(), slots, lengths, k, v, cos, sin, out)
-            x_BH = x_BH + F.linear(mixed_BN.to(self.dtype), self.o[layer]).float()
-            x_BH = x_BH + self._mlp(x_BH, layer)
-        self.lengths_S[slots_B] += 1
-        return self._logits(x_BH)[:B]
+        slots = np.asarray(slots_B, np.int64)
+        positions_B = self.lengths_S[slots]
+        self._fits(int(positions_B.max()) + 1)
+        x_BH = widened_rows(self.embed_VH, ids_B)
+        self.layers.run(x_BH, slots, positions_B, self.caches)
+        self.lengths_S[slots] += 1
+        return self.layers.logits(x_BH)
 
-    def _mlp(self, x_BH: Tensor, layer: int) -> Tensor:
-        normed = F.rms_norm(x_BH, (self.config.hidden_size,), self.mlp_norm_LH[layer], self.config.rms_norm_eps)
-        gate, up = F.linear(normed.to(self.dtype), self.gate_up[layer]).chunk(2, dim=-1)
-        return F.linear(F.silu(gate).mul_(up), self.down[layer]).float()
-
-    def _logits(self, x_BH: Tensor) -> Tensor:
-        normed = F.rms_norm(x_BH, (self.config.hidden_size,), self.final_norm_H, self.config.rms_norm_eps)
-        return F.linear(normed.to(self.dtype), self.head_VH).float()
+    def _fits(self, length: int) -> None:
+        if length > self.capacity:  # the kernels check no bounds
+            raise ValueError(f"{length} tokens do not fit caches of {self.capacity} positions; call reserve first")
 
 
 def row_quantum(weights: list[Tensor], rows: int) -> int:

@@ -9,9 +9,18 @@ from __future__ import annotations
 import numpy as np
 
 from eyrie.llama import kernels
-from eyrie.llama.weights import LlamaWeights, storage
+from eyrie.llama.matmul import linear, pack
+from eyrie.llama.weights import LlamaWeights, storage, widened_rows
 
 FloatArray = np.ndarray
+
+
+def packed_layers(weights: LlamaWeights) -> tuple[np.ndarray, ...]:
+    """What :func:`eyrie.llama.kernels.decoder` wants of all layers, in its order."""
+    return (
+        weights.attention_norm_LH.numpy(), pack(weights.qkv_LNH), pack(weights.o_LHN),
+        weights.mlp_norm_LH.numpy(), pack(weights.gate_up_LNH), pack(weights.down_LHI),
+    )  # fmt: skip
 
 
 class SequenceDecoder:
@@ -26,25 +35,17 @@ class SequenceDecoder:
     def __init__(self, weights: LlamaWeights, layers: tuple[int, ...], capacity: int) -> None:
         c = self.config = weights.config
         self.taps_A = np.array(layers, dtype=np.int64)
-        self.embed_VH, self.head_VH = storage(weights.embed_VH), storage(weights.head_VH)
-        self.layers = (
-            weights.attention_norm_LH.numpy(), storage(weights.qkv_LNH), storage(weights.o_LHN),
-            weights.mlp_norm_LH.numpy(), storage(weights.gate_up_LNH), storage(weights.down_LHI),
-        )  # fmt: skip
+        self.embed_VH, self.head_PKX = storage(weights.embed_VH), pack(weights.head_VH)
+        self.layers = packed_layers(weights)
         self.final_norm_H = weights.final_norm_H.numpy()
-        self.k_LGDT = np.zeros((c.num_layers, c.num_kv_heads, c.head_dim, capacity), np.float32)
-        self.v_LGTD = np.zeros((c.num_layers, c.num_kv_heads, capacity, c.head_dim), np.float32)
+        self.capacity = capacity
+        self.k_LSGPDX, self.v_LSGWTX = kernels.empty_caches(c.num_layers, 1, c.num_kv_heads, c.head_dim, capacity)
         self.cos_TD, self.sin_TD = (table.numpy() for table in weights.rotary(capacity))
         self.length = 0
 
-    @property
-    def capacity(self) -> int:
-        return self.k_LGDT.shape[3]
-
     def embed(self, ids: list[int]) -> FloatArray:
         """Token embeddings ``[M, H]`` float32."""
-        rows = self.embed_VH[ids]
-        return (rows.astype(np.uint32) << 16).view(np.float32) if rows.dtype == np.uint16 else rows
+        return widened_rows(self.embed_VH, ids)
 
     def extend(self, ids: list[int], *, logits_from: int = 0) -> tuple[FloatArray, FloatArray]:
         """Append ``M`` tokens.
@@ -61,8 +62,9 @@ class SequenceDecoder:
             raise ValueError(f"{self.length} + {len(ids)} tokens do not fit a cache of {self.capacity} positions")
         x_MH = self.embed(ids)
         aux_MAH = np.empty((len(ids), len(self.taps_A), c.hidden_size), np.float32)
+        slots_M, positions_M = np.zeros(len(ids), np.int64), np.arange(self.length, self.length + len(ids))
         kernels.decoder(
-            x_MH, self.length, *self.layers, self.k_LGDT, self.v_LGTD, self.cos_TD, self.sin_TD,
+            x_MH, slots_M, positions_M, *self.layers, self.k_LSGPDX, self.v_LSGWTX, self.cos_TD, self.sin_TD,
             c.rms_norm_eps, self.taps_A, aux_MAH,
         )  # fmt: skip
         self.length += len(ids)
@@ -70,7 +72,7 @@ class SequenceDecoder:
         normed_MH = np.empty_like(tail_MH)
         kernels.rms_norm(tail_MH, self.final_norm_H, c.rms_norm_eps, normed_MH)
         logits_MV = np.empty((len(tail_MH), c.vocab_size), np.float32)
-        kernels.linear(self.head_VH, normed_MH, logits_MV)
+        linear(self.head_PKX, normed_MH, logits_MV)
         return logits_MV, aux_MAH
 
     def rewind(self, length: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,13 @@ def read_state(folder: Path) -> dict[str, Tensor]:
 
 
 def storage(weight: Tensor) -> np.ndarray:
-    """The weight as numba reads it: bfloat16 bits as uint16, float32 as is. Shares memory."""
+    """The weight as numpy holds it: bfloat16 bits as uint16, float32 as is. Shares memory."""
     if weight.dtype == torch.bfloat16:
         return weight.contiguous().view(torch.uint16).numpy()
     return weight.contiguous().numpy()
+
+
+def widened_rows(stored_VH: np.ndarray, ids: Sequence[int]) -> np.ndarray:
+    """Rows ``[M, H]`` of a table that :func:`storage` gave, float32."""
+    rows = stored_VH[ids]
+    return (rows.astype(np.uint32) << 16).view(np.float32) if rows.dtype == np.uint16 else rows

@@ -31,10 +31,10 @@ def test_equals_the_library_in_slots_of_different_lengths(weights: LlamaWeights,
     decoder = BatchDecoder(weights, slots=5)
     decoder.reserve(40)
     found: dict[int, list[Tensor]] = {slot: [decoder.prefill(slot, ids)] for slot, ids in prompts.items()}
-    slots = torch.tensor(list(prompts))
+    slots = list(prompts)
     for step in range(steps):
-        logits = decoder.step(slots, torch.tensor([tails[int(slot)][step] for slot in slots]))
-        for row, slot in enumerate(slots.tolist()):
+        logits = decoder.step(slots, [tails[slot][step] for slot in slots])
+        for row, slot in enumerate(slots):
             found[slot].append(logits[row])
     for slot, ids in prompts.items():
         expected = tiny_library(torch.tensor([ids + tails[slot]])).logits[0, len(ids) - 1 :]
@@ -44,35 +44,37 @@ def test_equals_the_library_in_slots_of_different_lengths(weights: LlamaWeights,
 
 @torch.inference_mode()
 def test_growth_keeps_the_caches(weights: LlamaWeights) -> None:
-    ids, slots = prompt(20), torch.tensor([1])
+    ids, slots = prompt(20), [1]
     grown, roomy = BatchDecoder(weights, slots=2), BatchDecoder(weights, slots=2)
     grown.reserve(21)
     roomy.reserve(3 * GROW)
     assert grown.capacity == GROW
     for decoder in (grown, roomy):
         decoder.prefill(1, ids)
-        decoder.step(slots, torch.tensor([5]))
+        decoder.step(slots, [5])
     grown.reserve(GROW + 1)
     assert grown.capacity == 2 * GROW
     grown.reserve(3)
     assert grown.capacity == 2 * GROW
     for token in (9, 11):
-        ids_1 = torch.tensor([token])
-        assert torch.equal(grown.step(slots, ids_1), roomy.step(slots, ids_1))
+        assert torch.equal(grown.step(slots, [token]), roomy.step(slots, [token]))
 
 
 def solo_run(decoder: BatchDecoder, slot: int, ids: list[int], tail: list[int]) -> Tensor:
     rows = [decoder.prefill(slot, ids)]
-    rows += [decoder.step(torch.tensor([slot]), torch.tensor([token]))[0] for token in tail]
+    rows += [decoder.step([slot], [token])[0] for token in tail]
     return torch.stack(rows)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["own", "library"])
 @pytest.mark.parametrize("slots", [4, 6, 11, 24])
 @torch.inference_mode()
-def test_logits_are_bitwise_the_same_in_any_company_and_slot(weights: LlamaWeights, slots: int) -> None:
+def test_logits_are_bitwise_the_same_in_any_company_and_slot(
+    weights: LlamaWeights, slots: int, dtype: torch.dtype
+) -> None:
     """The prompt of interest runs alone, then in every slot with all the others running beside it."""
     ids, tail = prompt(13), prompt(3, seed=7)
-    decoder = BatchDecoder(weights, slots)
+    decoder = BatchDecoder(weights, slots, dtype)
     decoder.reserve(64)
     alone = solo_run(decoder, 0, ids, tail)
     for company in sorted({2, 3, 4, slots // 2, slots - 1, slots}):
@@ -86,7 +88,7 @@ def test_logits_are_bitwise_the_same_in_any_company_and_slot(weights: LlamaWeigh
         for step, token in enumerate(tail):
             tokens = torch.randint(3, 600, (company,), generator=torch.Generator().manual_seed(step))
             tokens[place] = token
-            assert torch.equal(decoder.step(order, tokens)[place], alone[step + 1]), (company, step)
+            assert torch.equal(decoder.step(order.tolist(), tokens.tolist())[place], alone[step + 1]), (company, step)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 6, 8, 13, 24, 37])
