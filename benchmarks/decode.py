@@ -26,7 +26,7 @@ from eyrie.engines.transformers import ContinuousBatch
 from eyrie.errors import run_cli
 from eyrie.llama.batch import BatchDecoder
 from eyrie.llama.weights import LlamaWeights
-from eyrie.machine import choose_dtype
+from eyrie.machine import choose_dtype, use_threads
 from eyrie.render import Renderer
 
 LIBRARY_BATCHES = (8, 16, 32, 64)
@@ -104,7 +104,7 @@ def measure(model: Path, prompts_count: int, max_tokens: int, rounds: int) -> di
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    torch.set_num_threads(1)
+    use_threads(1)
     dtype = choose_dtype("auto", "cpu")
     renderer = Renderer(str(model))
     stop_ids = frozenset(renderer.stop_ids)
