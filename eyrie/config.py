@@ -307,6 +307,10 @@ class Hidden(Section):
         None, description="boundary ids (residual entering layer k); default [2, N//2, N-3]"
     )
     storage_dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="dtype on disk")
+    final_states: Literal["answers", "all"] = Field(
+        "answers",
+        description="final states kept: before answer tokens, or everywhere (for prompt_weight)",
+    )
     batch_tokens: int = machine(4096, "tokens per capture batch", ge=16)
 
 
@@ -316,6 +320,11 @@ class Drafter(Section):
     algorithm: Literal["eagle3"] = Field("eagle3", description="registered drafter algorithm")
     ttt_steps: int = Field(3, ge=1, le=16, description="training-time-test steps: how deep drafting is rehearsed")
     ttt_decay: float = Field(0.8, gt=0.0, le=1.0, description="loss weight of step k is ttt_decay**k")
+    prompt_weight: float = Field(
+        0.0,
+        ge=0.0,
+        description="loss weight of prompt positions beside answers' 1; soft labels alone",
+    )
     epochs: float = Field(1.0, gt=0.0, description="passes over the training rows")
     batch_tokens: int = Field(2048, ge=16, description="tokens per optimiser step")
     learning_rate: float = Field(1e-3, gt=0.0, description="AdamW: norms and the head")
@@ -397,6 +406,16 @@ class Config(Section):
                 raise ValueError(
                     f"datasets.{name}.sampling.max_tokens ({dataset.sampling.max_tokens}) leaves no room for a prompt "
                     f"within tokenize.max_length ({self.tokenize.max_length}): raise the one or lower the other"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _prompt_states_are_kept(self) -> Config:
+        for name, drafter in self.drafters.items():
+            if drafter.prompt_weight and self.hidden.final_states != "all":
+                raise ValueError(
+                    f"drafters.{name}.prompt_weight ({drafter.prompt_weight}) learns from states that "
+                    "hidden.final_states: answers does not keep: set hidden.final_states: all"
                 )
         return self
 

@@ -148,6 +148,13 @@ def test_answers_longer_than_rows_are_caught_before_any_is_paid_for() -> None:
     assert "datasets.code.sampling.max_tokens (512) leaves no room for a prompt" in message
 
 
+def test_prompts_teach_only_where_their_states_are_kept() -> None:
+    message = refusal(drafters={"d": {"prompt_weight": 0.5}})
+    assert "drafters.d.prompt_weight (0.5)" in message
+    assert "set hidden.final_states: all" in message
+    parse_config(deep_merge(minimal(), {"drafters": {"d": {"prompt_weight": 0.5}}, "hidden": {"final_states": "all"}}))
+
+
 def test_a_dataset_inherits_the_sampling_of_the_run_and_overrides_single_values() -> None:
     raw = deep_merge(minimal(), {"sampling": {"temperature": 0.5, "max_tokens": 99}})
     raw["datasets"]["code"]["sampling"] = {"max_tokens": 50}

@@ -50,11 +50,17 @@ class TokenRows:
 
     def label_ids(self, row: int) -> list[int]:
         """Token ids of the row's labels."""
-        return [token for start, end in self.spans[row] for token in self.ids[row][start:end]]
+        return [self.ids[row][place] for place in self.label_positions(row)]
 
-    def final_positions(self, row: int) -> list[int]:
-        """Positions whose next token is a label."""
-        return [place - 1 for start, end in self.spans[row] for place in range(start, end)]
+    def label_positions(self, row: int) -> list[int]:
+        """Positions of the row's labels."""
+        return [place for start, end in self.spans[row] for place in range(start, end)]
+
+    def final_positions(self, row: int, whole: bool) -> list[int]:
+        """Positions whose final states are kept: before each label, or before each token but the first."""
+        if whole:
+            return list(range(len(self.ids[row]) - 1))
+        return [place - 1 for place in self.label_positions(row)]
 
 
 def capture(
@@ -64,7 +70,8 @@ def capture(
     """Publish the hidden shard of one token shard.
 
     Args:
-        recipe: ``hidden`` (layers, storage dtype) and ``target`` (revision, dtype, trust_remote_code).
+        recipe: ``hidden`` (layers, storage dtype, which final states) and ``target`` (revision, dtype,
+            trust_remote_code).
         tokens: token shard, verified against its manifest.
         target: the run's target card.
         model: folder or hub id of the target.
@@ -86,9 +93,11 @@ def capture(
             f"rebuild it with `snakemake -f {tokens}`"
         )
     options, chosen = Hidden.model_validate(recipe["hidden"]), Target.model_validate(recipe["target"])
+    whole = options.final_states == "all"
     layout = HiddenLayout(
-        lengths=rows.lengths, finals=rows.labels, hidden_size=card.hidden_size, layers=boundary_ids(options, card),
-        dtype=options.storage_dtype, target_sha=card.target, tokens_sha=manifest.sha256,
+        lengths=rows.lengths, finals=[length - 1 for length in rows.lengths] if whole else rows.labels,
+        hidden_size=card.hidden_size, layers=boundary_ids(options, card), dtype=options.storage_dtype,
+        target_sha=card.target, tokens_sha=manifest.sha256, whole=whole,
     )  # fmt: skip
     use_threads(threads)
     device = choose_device(device)
@@ -109,7 +118,7 @@ def capture(
             "greedy_agreement": check_answers(shard, rows, capturer, tokens) if greedy else None,
         }
         draft.rows = RowCounts(read=len(rows.ids), kept=len(shard))
-        draft.tokens = {"total": shard.tokens, "supervised": shard.final_offsets[-1]}
+        draft.tokens = {"total": shard.tokens, "supervised": sum(rows.labels)}
         draft.stats = {**pace, "threads": threads, "device": device, "batch_tokens": batch_tokens}
 
 
@@ -184,7 +193,7 @@ def run(capturer: Capturer, rows: TokenRows, writer: HiddenWriter, batch_tokens:
                         f"{tokens}: the states of row {rows.row_ids[row]} are not finite; "
                         "compute in float32 (target.dtype: float32)"
                     )
-                writer.write(row, aux_TA, final_TH[rows.final_positions(row)])
+                writer.write(row, aux_TA, final_TH[rows.final_positions(row, writer.layout.whole)])
                 progress.advance(lengths[row])
     padded = sum(len(batch) * lengths[batch[0]] for batch in batches)
     return {
@@ -211,7 +220,7 @@ def check_rows(shard: HiddenShard, rows: TokenRows, capturer: Capturer, toleranc
                 shard.layers, aux_TA.chunk(len(shard.layers), -1), other_TA.chunk(len(shard.layers), -1), strict=True
             )
         }
-        pairs["the final state"] = (final_FH, other_TH[rows.final_positions(row)])
+        pairs["the final state"] = (final_FH, other_TH[rows.final_positions(row, shard.whole)])
         for what, (have, want) in pairs.items():
             worst = relative_error(have, want)
             if not worst <= tolerance:
@@ -237,8 +246,15 @@ def check_answers(shard: HiddenShard, rows: TokenRows, capturer: Capturer, token
     import torch
 
     labels = torch.tensor([token for row in range(len(rows.ids)) for token in rows.label_ids(row)])
+    states = torch.tensor(
+        [
+            shard.final_offsets[row] + n
+            for row in range(len(rows.ids))
+            for n in ([place - 1 for place in rows.label_positions(row)] if shard.whole else range(rows.labels[row]))
+        ]
+    )
     places = spread(len(labels), SAMPLE_LABELS)
-    agreement = (capturer.best_tokens(shard.final_MH[places]) == labels[places]).double().mean().item()
+    agreement = (capturer.best_tokens(shard.final_MH[states[places]]) == labels[places]).double().mean().item()
     if agreement < LEAST_AGREEMENT:
         raise EyrieError(
             f"{tokens}: captured states do not reproduce the target's own greedy answers: {agreement:.0%} of "

@@ -3,7 +3,8 @@
 Rows lie unpadded behind each other, in the order of the token shard:
 
 ``aux``            ``[N, 3H]``  residual stream entering the three captured layers, low | middle | high, per token
-``final``          ``[M, H]``   state after the final norm, only where the next token is a supervised label
+``final``          ``[M, H]``   state after the final norm, where the next token is a supervised label, or everywhere
+                   but at the row's last token
 ``row_offsets``    ``[R + 1]``  int64: row r owns ``aux[row_offsets[r] : row_offsets[r + 1]]``
 ``final_offsets``  ``[R + 1]``  int64: the same for ``final``
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-FORMAT = "eyrie-hidden-1"
+FORMAT = "eyrie-hidden-2"
 BYTES = {"bfloat16": 2, "float32": 4}
 CODES = {"bfloat16": "BF16", "float32": "F32"}
 
@@ -39,12 +40,13 @@ class HiddenLayout:
 
     Attributes:
         lengths: tokens of each row.
-        finals: supervised labels of each row.
+        finals: final states kept of each row.
         hidden_size: width H of one state.
         layers: boundary ids, ascending; id k names the residual stream entering layer k.
         dtype: ``bfloat16`` or ``float32``.
         target_sha: sha256 of the target, as in its card.
         tokens_sha: sha256 of the token shard.
+        whole: final states are kept before every token but a row's first, not only before labels.
     """
 
     lengths: Sequence[int]
@@ -54,6 +56,7 @@ class HiddenLayout:
     dtype: str
     target_sha: str
     tokens_sha: str
+    whole: bool = False
 
     def metadata(self) -> dict[str, str]:
         """What stands in the safetensors header."""
@@ -63,6 +66,7 @@ class HiddenLayout:
             "dtype": self.dtype,
             "target": self.target_sha,
             "tokens": self.tokens_sha,
+            "finals": "all" if self.whole else "answers",
         }
 
 
@@ -102,7 +106,7 @@ class HiddenWriter:
         return self
 
     def write(self, row: int, aux_TA: Tensor, final_FH: Tensor) -> None:
-        """Store one row: ``aux_TA`` ``[length, 3H]`` and ``final_FH`` ``[labels, H]``, both of the layout's dtype."""
+        """Store one row: ``aux_TA`` ``[length, 3H]`` and ``final_FH`` ``[finals, H]``, both of the layout's dtype."""
         layout = self.layout
         wide = len(layout.layers) * layout.hidden_size
         expected = ((layout.lengths[row], wide), (layout.finals[row], layout.hidden_size))
@@ -182,6 +186,7 @@ class HiddenShard:
         aux_NA: ``[N, 3H]`` (A = 3H), all rows behind each other.
         final_MH: ``[M, H]``.
         row_offsets, final_offsets: ``R + 1`` numbers each.
+        whole: every row holds final states before all its tokens but the first, not only before labels.
     """
 
     path: Path
@@ -191,6 +196,7 @@ class HiddenShard:
     final_MH: Tensor
     row_offsets: list[int]
     final_offsets: list[int]
+    whole: bool
 
     @classmethod
     def open(
@@ -220,6 +226,7 @@ class HiddenShard:
             final_MH=tensors["final"],
             row_offsets=tensors["row_offsets"].tolist(),
             final_offsets=tensors["final_offsets"].tolist(),
+            whole=metadata["finals"] == "all",
         )
         if not shard._consistent():
             raise EyrieError(f"{path}: its row offsets do not fit its tensors; {again}")
@@ -239,7 +246,7 @@ class HiddenShard:
         return self.final_MH.shape[1]
 
     def row(self, index: int) -> tuple[Tensor, Tensor]:
-        """``aux_TA`` ``[T, 3H]`` and ``final_FH`` ``[labels, H]`` of one row, as views in storage dtype."""
+        """``aux_TA`` ``[T, 3H]`` and ``final_FH`` ``[finals, H]`` of one row, as views in storage dtype."""
         if not 0 <= index < len(self):
             raise IndexError(f"{self.path}: has {len(self)} rows, asked for row {index}")
         start, end = self.row_offsets[index : index + 2]
@@ -255,6 +262,7 @@ class HiddenShard:
             and finals == sorted(finals)
             and (rows[-1], finals[-1]) == (len(self.aux_NA), len(self.final_MH))
             and self.aux_NA.shape[1] == len(self.layers) * self.final_MH.shape[1]
+            and not (self.whole and finals[-1] != rows[-1] - len(self))
         )
 
 

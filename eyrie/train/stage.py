@@ -50,7 +50,7 @@ def train(
         "index.parquet": verified_manifest(merged / "index.parquet", stage="merge", identity=card.identity()),
         "vocab.safetensors": verified_manifest(merged / "vocab.safetensors", stage="merge", identity=card.identity()),
     }
-    splits, layers = read_rows(merged / "index.parquet", tokens, hidden, card, manifests)
+    splits, layers = read_rows(merged / "index.parquet", tokens, hidden, card, manifests, options.prompt_weight)
     if not splits["train"] or not splits["validation"]:
         raise EyrieError(
             f"{merged / 'index.parquet'}: {len(splits['train'])} training and {len(splits['validation'])} validation; "
@@ -92,9 +92,13 @@ def train(
 
 
 def read_rows(
-    index: Path, tokens: Sequence[Path], hidden: Sequence[Path], card: TargetCard, manifests: dict[str, Manifest]
-) -> tuple[dict[str, list[Row]], tuple[int, int, int]]:
-    """Rows by split, hidden states memory-mapped; every shard's manifest is checked and added to ``manifests``."""
+    index: Path, tokens: Sequence[Path], hidden: Sequence[Path], card: TargetCard, manifests: dict[str, Manifest],
+    prompt_weight: float,
+) -> tuple[dict[str, list[Row]], tuple[int, int, int]]:  # fmt: skip
+    """Rows by split, hidden states memory-mapped; every shard's manifest is checked and added to ``manifests``.
+
+    Only rows that train weigh their prompts: a validation is about answers.
+    """
     table = pl.read_parquet(index)
     splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
     layers: tuple[int, ...] = ()
@@ -112,6 +116,11 @@ def read_rows(
                 f"{hidden_file}: holds layers {states.layers}, the shards before it {layers}; "
                 f"capture it again with `snakemake -f {hidden_file}`"
             )
+        if prompt_weight and not states.whole:
+            raise EyrieError(
+                f"{hidden_file}: keeps no final states of prompts, which prompt_weight asks for; set "
+                f"hidden.final_states: all and capture it again with `snakemake -f {hidden_file}`"
+            )
         layers = states.layers
         rows = pl.read_parquet(token_file, columns=["input_ids", "spans", "finish_reason"])
         for entry in mine.iter_rows(named=True):
@@ -125,6 +134,8 @@ def read_rows(
                     final_FH=final_FH,
                     weight=entry["weight"],
                     answered=reason != "native",
+                    whole=states.whole,
+                    prompt_weight=prompt_weight if entry["split"] == "train" else 0.0,
                 )
             )
     low, middle, high = layers

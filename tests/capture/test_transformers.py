@@ -171,6 +171,18 @@ def test_the_shard_holds_every_row_in_order_and_finals_at_labels(
     assert json.loads(stats_path(out).read_text())["tokens_per_cpu_second"] > 0
 
 
+def test_all_final_states_are_kept_on_demand(
+    tokens: Path, target_json: Path, tiny_target: Path, reference: Any
+) -> None:
+    recipe = {**RECIPE, "hidden": {**RECIPE["hidden"], "final_states": "all"}}
+    shard = open_shard(run(tokens, target_json, tiny_target, recipe), tokens, target_json)
+    assert shard.whole
+    for index, row in enumerate(pl.read_parquet(tokens).iter_rows(named=True)):
+        with torch.inference_mode():
+            out = reference.model(torch.tensor([row["input_ids"]]))
+        torch.testing.assert_close(shard.row(index)[1], out.last_hidden_state[0, :-1], rtol=1e-4, atol=1e-4)
+
+
 def test_the_same_bytes_come_again(tokens: Path, target_json: Path, tiny_target: Path) -> None:
     out = run(tokens, target_json, tiny_target)
     data, manifest = out.read_bytes(), manifest_path(out).read_bytes()
@@ -185,13 +197,17 @@ def test_default_layers_and_storage_in_bfloat16(tokens: Path, target_json: Path,
     assert shard.layers == (2, 3, 4)
 
 
-def test_greedy_answers_are_reproduced(tmp_path: Path, target_json: Path, tiny_target: Path, reference: Any) -> None:
+@pytest.mark.parametrize("final_states", ["answers", "all"])
+def test_greedy_answers_are_reproduced(
+    tmp_path: Path, target_json: Path, tiny_target: Path, reference: Any, final_states: str
+) -> None:
+    recipe = {**RECIPE, "hidden": {**RECIPE["hidden"], "final_states": final_states}}
     rows = []
     for n in range(3):
         prompt = ids_of(6 + n, n)
         rows.append(token_row(n, prompt + greedy(reference, prompt, 8), [(len(prompt), len(prompt) + 8)]))
     tokens = publish_tokens(tmp_path / "a" / "s0000.parquet", rows, read_card(target_json), is_greedy=True)
-    assert read_manifest(run(tokens, target_json, tiny_target)).facts["greedy_agreement"] == 1.0
+    assert read_manifest(run(tokens, target_json, tiny_target, recipe)).facts["greedy_agreement"] == 1.0
 
 
 def test_answers_of_another_model_are_refused(tmp_path: Path, target_json: Path, tiny_target: Path) -> None:

@@ -78,7 +78,8 @@ def test_other_tools_can_read_it(tmp_path: Path) -> None:
     assert tensors["final_offsets"].tolist() == [0, 1, 2]
     with safe_open(tmp_path / "h", framework="pt") as file:
         assert file.metadata() == {
-            "format": "eyrie-hidden-1", "layers": "[2, 3, 5]", "dtype": "bfloat16", "target": TARGET, "tokens": TOKENS
+            "format": "eyrie-hidden-2", "layers": "[2, 3, 5]", "dtype": "bfloat16", "target": TARGET, "tokens": TOKENS,
+            "finals": "answers",
         }  # fmt: skip
 
 

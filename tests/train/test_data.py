@@ -53,7 +53,8 @@ def rows(draw: st.DrawFn) -> Row:
         spans.append((start, position))
     length = position + draw(st.integers(0, 3))
     g = torch.Generator().manual_seed(draw(st.integers(0, 999)))
-    finals = sum(end - start for start, end in spans)
+    whole = draw(st.booleans())
+    finals = length - 1 if whole else sum(end - start for start, end in spans)
     return Row(
         ids_T=torch.randint(1000, (length,), generator=g),
         spans=tuple(spans),
@@ -61,7 +62,34 @@ def rows(draw: st.DrawFn) -> Row:
         final_FH=torch.randn(finals, H, generator=g).bfloat16(),
         weight=draw(st.sampled_from([0.5, 1.0, 2.0])),
         answered=draw(st.booleans()),
+        whole=whole,
+        prompt_weight=draw(st.sampled_from([0.0, 0.5])) if whole else 0.0,
     )
+
+
+def states_of_labels(row: Row) -> dict[int, torch.Tensor]:
+    """The state before each label position whose state is kept."""
+    places = range(1, len(row.ids_T)) if row.whole else [p for start, end in row.spans for p in range(start, end)]
+    return {place: state.float() for place, state in zip(places, row.final_FH, strict=True)}
+
+
+def columns_of(row: Row) -> list[tuple[int, int, float, bool]]:
+    """``(column, labels left, loss weight, answered)`` of every column that is asked."""
+    # serving has emitted token column + 1 and asks for column + 2
+    asked = [
+        (column, end - (column + 2), row.weight, row.answered)
+        for start, end in row.spans
+        for column in range(start - 1, end - 2)
+    ]
+    if row.prompt_weight:
+        last = max(end for start, end in row.spans if end - start > 1)
+        answers = {column for column, *_ in asked}
+        asked += [
+            (column, last - (column + 2), row.weight * row.prompt_weight, False)
+            for column in range(last - 2)
+            if column not in answers
+        ]
+    return asked
 
 
 @given(st.lists(rows(), min_size=1, max_size=5))
@@ -81,23 +109,17 @@ def test_collate_against_a_slow_oracle(given_rows: list[Row]) -> None:
         assert torch.equal(batch.ids_BT[b, : len(row.ids_T)], row.ids_T)
         assert torch.equal(batch.aux_BTA[b, : len(row.ids_T)], row.aux_TA.float())
         assert not padding or not batch.aux_BTA[b, -padding:].any()
-        state_of_label, count = {}, 0
-        for start, end in row.spans:
-            for label in range(start, end):
-                state_of_label[label] = row.final_FH[count].float()
-                count += 1
-        for start, end in row.spans:
-            for column in range(start - 1, end - 2):  # serving has emitted token column + 1 and asks for column + 2
-                assert (int(batch.row_Q[q]), int(batch.column_Q[q])) == (b, column)
-                assert int(batch.left_Q[q]) == end - (column + 2)
-                assert float(batch.weight_Q[q]) == row.weight
-                assert bool(batch.answered_Q[q]) == row.answered
-                for k in range(int(batch.left_Q[q])):
-                    place = int(batch.first_Q[q]) + k
-                    assert int(batch.label_L[place]) == int(row.ids_T[column + 2 + k])
-                    assert torch.equal(batch.final_LH[place], state_of_label[column + 2 + k])
-                q += 1
-    assert q == len(batch.row_Q) == sum(row.labels for row in chosen)
+        state_of_label = states_of_labels(row)
+        for column, left, weight, answered in columns_of(row):
+            assert (int(batch.row_Q[q]), int(batch.column_Q[q]), int(batch.left_Q[q])) == (b, column, left)
+            assert float(batch.weight_Q[q]) == weight
+            assert bool(batch.answered_Q[q]) == answered
+            for k in range(left):
+                place = int(batch.first_Q[q]) + k
+                assert int(batch.label_L[place]) == int(row.ids_T[column + 2 + k])
+                assert torch.equal(batch.final_LH[place], state_of_label[column + 2 + k])
+            q += 1
+    assert q == len(batch.row_Q) == sum(len(columns_of(row)) for row in chosen)
 
 
 @given(rows())

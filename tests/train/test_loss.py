@@ -36,15 +36,20 @@ def make_drafter(kv_heads: int = 2, seed: int = 0) -> Eagle3:
     return drafter
 
 
-def make_row(length: int, start: int, end: int, seed: int, weight: float = 1.0, answered: bool = True) -> Row:
+def make_row(
+    length: int, start: int, end: int, seed: int, weight: float = 1.0, answered: bool = True, prompt_weight: float = 0.0
+) -> Row:
     g = torch.Generator().manual_seed(seed)
+    whole = prompt_weight > 0
     return Row(
         ids_T=torch.randint(V, (length,), generator=g),
         spans=((start, end),),
         aux_TA=torch.randn(length, 3 * H, generator=g),
-        final_FH=torch.randn(end - start, H, generator=g),
+        final_FH=torch.randn(length - 1 if whole else end - start, H, generator=g),
         weight=weight,
         answered=answered,
+        whole=whole,
+        prompt_weight=prompt_weight,
     )
 
 
@@ -65,7 +70,9 @@ def oracle(drafter: Eagle3, rows: list[Row], embed_VH, head_VH, steps: int, deca
     for row in rows:
         (start, end), ids = row.spans[0], row.ids_T
         feature_TH = drafter.fc(row.aux_TA)
-        for t in range(start - 1, end - 2):
+        for t in range(0 if row.prompt_weight else start - 1, end - 2):
+            in_answer = t >= start - 1
+            weight = row.weight * (1.0 if in_answer else row.prompt_weight)
             feature, own = feature_TH[t], []
             for k in range(steps):
                 label = t + 2 + k
@@ -84,19 +91,24 @@ def oracle(drafter: Eagle3, rows: list[Row], embed_VH, head_VH, steps: int, deca
                     mixed.append(scores.softmax(0) @ torch.stack([value[head // group] for value in values]))
                 feature = drafter.finish(feature[None], torch.cat(mixed)[None])[0]
                 logits = drafter.logits(feature[None])[0]
-                teacher = (head_VH[kept] @ row.final_FH[label - start]).softmax(0)
+                teacher = (head_VH[kept] @ row.final_FH[label - (1 if row.whole else start)]).softmax(0)
                 token = int(ids[label])
                 if token in kept:
-                    losses[k].append(-(teacher * logits.log_softmax(0)).sum() * row.weight)
-                    weights[k].append(row.weight)
-                right[k] += kept[int(logits.argmax())] == token and row.answered
+                    losses[k].append(-(teacher * logits.log_softmax(0)).sum() * weight)
+                    weights[k].append(weight)
+                right[k] += kept[int(logits.argmax())] == token and row.answered and in_answer
     total = sum(decay**k * sum(losses[k]) / max(sum(weights[k]), 1e-6) for k in range(steps))
     return total, right
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_equals_the_oracle_with_gradients(kv_heads: int) -> None:
-    rows = [make_row(11, 4, 9, 1), make_row(7, 2, 7, 2, weight=0.5), make_row(14, 6, 8, 3, answered=False)]
+    rows = [
+        make_row(11, 4, 9, 1),
+        make_row(7, 2, 7, 2, weight=0.5),
+        make_row(14, 6, 8, 3, answered=False),
+        make_row(12, 5, 10, 4, weight=0.5, prompt_weight=0.25),
+    ]
     g = torch.Generator().manual_seed(9)
     embed, head = torch.randn(V, H, generator=g), torch.randn(V, H, generator=g)
     drafter = make_drafter(kv_heads)
