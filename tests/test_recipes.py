@@ -97,6 +97,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def starting_from(dotted: str, which: int = 0) -> dict[str, Any]:
     """A config in which the option at ``dotted`` means something: its first fitting kind of engine, or another."""
+    if dotted == "drafters.<name>.prompt_weight":
+        return set_option(RAW, "hidden.final_states", "all")
     section, _, name = dotted.partition(".")
     return {**RAW, "engine": KINDS[ENGINE_FITS[name.split(".")[0]][which]]} if section == "engine" else RAW
 
@@ -163,6 +165,7 @@ CONTENT: dict[str, Any] = {
     "merge.decontamination_ngram": 8,
     "hidden.layers": [1, 2, 3],
     "hidden.storage_dtype": "float32",
+    "hidden.final_states": "all",
     "drafters.<name>.batch_tokens": 999,
     "drafters.<name>.init": "random",
     "bench.suites.<name>.options": {"a": 1},
