@@ -47,9 +47,20 @@ class Caches:
         self.k_LSGPDX, self.v_LSGWTX, self.capacity = k, v, capacity
         self.cos_TD, self.sin_TD = (table.numpy() for table in rotary(capacity, c.head_dim, c.rope_theta))
 
+    def copy(self, source: int, slot: int, length: int) -> None:
+        """Make the first ``length`` positions of ``slot`` those of ``source``."""
+        panels = -(-length // LANES)
+        self.k_LSGPDX[:, slot, :, :panels] = self.k_LSGPDX[:, source, :, :panels]
+        self.v_LSGWTX[:, slot, :, :, :length] = self.v_LSGWTX[:, source, :, :, :length]
+
 
 class Layers(Protocol):
-    """All layers and the head, for rows of any slots and positions."""
+    """All layers and the head, for rows of any slots and positions.
+
+    ``any_rows`` says whether a row has the same bits in any number of rows, or only at multiples of a quantum.
+    """
+
+    any_rows: bool
 
     def run(self, x_MH: FloatArray, slots_M: FloatArray, positions_M: FloatArray, caches: Caches) -> None:
         """Append the rows to their slots; ``x_MH`` (float32) becomes what enters the final norm."""
@@ -62,6 +73,8 @@ class Layers(Protocol):
 
 class PackedLayers:
     """float32 arithmetic by Eyrie's own loops."""
+
+    any_rows = True
 
     def __init__(self, weights: LlamaWeights) -> None:
         self.config = weights.config
@@ -85,6 +98,8 @@ class PackedLayers:
 
 class LibraryLayers:
     """Matrix products in ``dtype`` by torch, which uses the machine's bfloat16 units; the rest in float32."""
+
+    any_rows = False
 
     def __init__(self, weights: LlamaWeights, slots: int, dtype: torch.dtype) -> None:
         self.config, self.dtype = weights.config, dtype
@@ -140,6 +155,7 @@ class BatchDecoder:
         self.layers: Layers = PackedLayers(weights) if dtype == torch.float32 else LibraryLayers(weights, slots, dtype)
         self.caches = Caches(weights.config, slots)
         self.lengths_S = np.zeros(slots, np.int64)
+        self.prompts_S: list[list[int]] = [[] for _ in range(slots)]
 
     @property
     def capacity(self) -> int:
@@ -151,13 +167,23 @@ class BatchDecoder:
         self.caches.reserve(length, self.lengths_S.tolist())
 
     def prefill(self, slot: int, ids: list[int]) -> Tensor:
-        """Fill ``slot`` with a prompt; returns the logits ``[V]`` (float32) after its last token."""
+        """Fill ``slot`` with a prompt; returns the logits ``[V]`` (float32) after its last token.
+
+        What the prompt has in common with one that stands in some slot (a system prompt, mostly) is copied from there,
+        where that changes no bit.
+        """
         T = len(ids)
         self._fits(T)
-        x_TH = widened_rows(self.embed_VH, ids)
-        self.layers.run(x_TH, np.full(T, slot), np.arange(T), self.caches)
-        self.lengths_S[slot] = T
-        return self.layers.logits(x_TH[-1:])[0]
+        shared = 0
+        if self.layers.any_rows:
+            common, source = max((common_prefix(prompt, ids), s) for s, prompt in enumerate(self.prompts_S))
+            shared = min(common, T - 1)  # the last token's logits are asked for
+            if source != slot:
+                self.caches.copy(source, slot, shared)
+        x_MH = widened_rows(self.embed_VH, ids[shared:])
+        self.layers.run(x_MH, np.full(T - shared, slot), np.arange(shared, T), self.caches)
+        self.lengths_S[slot], self.prompts_S[slot] = T, ids
+        return self.layers.logits(x_MH[-1:])[0]
 
     def step(self, slots_B: Sequence[int], ids_B: Sequence[int]) -> Tensor:
         """Append one token to each slot; returns logits ``[B, V]`` float32.
@@ -177,6 +203,11 @@ class BatchDecoder:
     def _fits(self, length: int) -> None:
         if length > self.capacity:  # the kernels check no bounds
             raise ValueError(f"{length} tokens do not fit caches of {self.capacity} positions; call reserve first")
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens ``a`` and ``b`` begin with alike."""
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def row_quantum(weights: list[Tensor], rows: int) -> int:

@@ -60,6 +60,26 @@ def test_growth_keeps_the_caches(weights: LlamaWeights) -> None:
         assert torch.equal(grown.step(slots, [token]), roomy.step(slots, [token]))
 
 
+@torch.inference_mode()
+def test_a_shared_beginning_is_computed_once_and_changes_no_bit(
+    weights: LlamaWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system, asks = prompt(30), [prompt(9, seed=1), prompt(17, seed=2), prompt(1, seed=3)]
+    decoder = BatchDecoder(weights, slots=2)
+    decoder.reserve(64)
+    ran: list[int] = []
+    run = decoder.layers.run
+    monkeypatch.setattr(decoder.layers, "run", lambda x, *rest: (ran.append(len(x)), run(x, *rest))[1])
+    for slot, ask in zip((0, 1, 0), asks, strict=True):  # the last one overwrites what it shares with
+        fresh = BatchDecoder(weights, slots=2)
+        fresh.reserve(64)
+        assert torch.equal(solo_run(decoder, slot, system + ask, [7, 8]), solo_run(fresh, 1, system + ask, [7, 8]))
+    assert [rows for rows in ran if rows > 1] == [39, 17]
+    again = decoder.prefill(1, system + asks[2])  # the very same prompt: its last token is asked for again
+    assert torch.equal(again, fresh.prefill(0, system + asks[2]))
+    assert decoder.lengths_S.tolist() == [33, 31]
+
+
 def solo_run(decoder: BatchDecoder, slot: int, ids: list[int], tail: list[int]) -> Tensor:
     rows = [decoder.prefill(slot, ids)]
     rows += [decoder.step([slot], [token])[0] for token in tail]
