@@ -198,7 +198,9 @@ def decoder(
     for layer in range(qkv_LPKX.shape[0]):
         for a in range(taps_A.shape[0]):
             if taps_A[a] == layer:
-                aux_MAH[:, a] = x_MH
+                for m in range(x_MH.shape[0]):  # slices take ten times as long to compile
+                    for i in range(x_MH.shape[1]):
+                        aux_MAH[m, a, i] = x_MH[m, i]
         decoder_layer(
             x_MH, slots_M, positions_M, attention_norm_LH[layer], qkv_LPKX[layer], o_LPKX[layer], mlp_norm_LH[layer],
             gate_up_LPKX[layer], down_LPKX[layer], k_LSGPDX[layer], v_LSGWTX[layer], cos_TD, sin_TD, eps,

@@ -155,7 +155,9 @@ def multiply_panels(w_PKX: Any, x_MK: Any, y_MN: Any, begin: int, end: int) -> N
         else:  # the last panel reaches beyond y's rows
             whole = np.empty((M, LANES), np.float32)
             multiply_panel(w_PKX, p, x_MK, whole.ctypes.data, LANES)
-            y_MN[:, p * LANES :] = whole[:, :width]
+            for m in range(M):
+                for n in range(width):
+                    y_MN[m, p * LANES + n] = whole[m, n]
 
 
 @exact_kernel(parallel=True)
