@@ -65,7 +65,7 @@ def test_configs_that_share_a_dataset_share_its_prompt_shards() -> None:
 
 
 def test_every_rule_says_where_it_logs_and_what_it_needs(rules: list[Any]) -> None:
-    assert len(rules) == 13
+    assert len(rules) == 14
     for rule in rules:
         assert rule.log, rule.name
         assert rule.benchmark, rule.name
