@@ -177,6 +177,7 @@ class Readings(Reading):
     """All of it.
 
     Attributes:
+        disks: that of the run first.
         driver: version of the NVIDIA driver; empty without one.
         gpus_unreadable: why NVML said nothing although device files are there.
         visible: NVML indices that a job may use, in its order.

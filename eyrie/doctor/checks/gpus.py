@@ -140,13 +140,14 @@ def gpu_peers(readings: Readings, config: Config) -> Finding:
             f"give it {needed // MIB:,} MiB (docker run --shm-size, or --ipc=host)",
         )
     paths = _paths(readings, {gpu.index for gpu in gpus})
-    flags = [flag for flag in readings.host.kernel_flags if flag in IOMMU_ON or flag.startswith("pci")]
+    flags = [flag for flag in readings.host.kernel_flags if flag in IOMMU_ON or flag.startswith(("iommu=", "pci"))]
     where = f"{paths}; kernel flags: {' '.join(flags) or 'none that matter'}"
     off = {**preset_of(config.server.preset)["environment"]}.get("NCCL_P2P_DISABLE") == "1"
     if readings.trials:
         return _tried(readings, where)
     by_pcie = "NVLINK" not in paths or "SYS" in paths
-    if by_pcie and not off and any(flag in IOMMU_ON for flag in flags):
+    blocked = "iommu=pt" not in readings.host.kernel_flags and any(flag in IOMMU_ON for flag in flags)
+    if by_pcie and not off and blocked:
         return yellow(
             f"{where}; no trial was run",
             "with the IOMMU on, peer-to-peer over PCIe can hang: make this page (it runs a trial), or take "
