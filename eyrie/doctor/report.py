@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ def report(readings: Readings, config: Config, findings: Mapping[str, Finding]) 
     """What ``doctor.json`` holds."""
     return {
         "run": config.run,
-        "summary": dict(Counter(dict.fromkeys(VERDICTS, 0)) + Counter(f.verdict for f in findings.values())),
+        "summary": {verdict: sum(found.verdict == verdict for found in findings.values()) for verdict in VERDICTS},
         "checks": [
             {
                 "name": check.name,
