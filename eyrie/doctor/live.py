@@ -41,6 +41,7 @@ def take_readings(config: Config, run_dir: Path, run: RunFacts) -> Readings:
         driver=seen.driver,
         gpus=tuple(seen.gpus),
         gpus_unreadable=seen.unreadable,
+        driver_broken=seen.broken,
         visible=visible_here(seen),
         links=tuple(seen.links),
         environment=_environment(),

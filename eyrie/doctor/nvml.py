@@ -12,6 +12,11 @@ from eyrie.doctor.processes import Family, holder
 from eyrie.doctor.readings import Gpu, Link
 
 T = TypeVar("T")
+PEER_READ, PEER_NVLINK = 0, 2
+"""NVML_P2P_CAPS_INDEX_READ and _NVLINK; the package holds the first as a tuple, which its own functions refuse."""
+BROKEN = {9, 15, 16, 18}
+"""NVML's numbers for: driver not loaded, GPU lost, reset required, driver and library of two versions. CUDA fails too;
+any other silence (a container without the library) says nothing about CUDA."""
 
 
 @dataclass
@@ -22,6 +27,7 @@ class Seen:
     gpus: list[Gpu] = field(default_factory=list)
     links: list[Link] = field(default_factory=list)
     unreadable: str = ""
+    broken: bool = False
     uuids: list[str] = field(default_factory=list)
 
 
@@ -55,7 +61,7 @@ def see(family: Family, device_files: Path = Path("/dev")) -> Seen:
     try:
         return read_gpus(pynvml, family)
     except pynvml.NVMLError as error:
-        return Seen(unreadable=str(error) if expected else "")
+        return Seen(unreadable=str(error) if expected else "", broken=expected and error.value in BROKEN)
 
 
 def visible(seen: Seen, value: str | None) -> tuple[int, ...]:
@@ -133,7 +139,7 @@ def _links(nvml: Any, handles: Sequence[Any]) -> list[Link]:
 
 def _path(nvml: Any, a: Any, b: Any) -> Literal["NVLINK", "PIX", "PXB", "PHB", "NODE", "SYS"]:
     ok = nvml.NVML_P2P_STATUS_OK
-    if _known(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(a, b, nvml.NVML_P2P_CAPS_INDEX_NVLINK) == ok, False):
+    if _known(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(a, b, PEER_NVLINK) == ok, False):
         return "NVLINK"
     level = _known(nvml, lambda: nvml.nvmlDeviceGetTopologyCommonAncestor(a, b), nvml.NVML_TOPOLOGY_SYSTEM)
     names: dict[int, Literal["PIX", "PXB", "PHB", "NODE"]] = {
@@ -147,7 +153,7 @@ def _path(nvml: Any, a: Any, b: Any) -> Literal["NVLINK", "PIX", "PXB", "PHB", "
 
 
 def _peer(nvml: Any, a: Any, b: Any) -> bool:
-    status = _known(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(a, b, nvml.NVML_P2P_CAPS_INDEX_READ), None)
+    status = _known(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(a, b, PEER_READ), None)
     return bool(status == nvml.NVML_P2P_STATUS_OK)
 
 

@@ -180,6 +180,7 @@ class Readings(Reading):
         disks: that of the run first.
         driver: version of the NVIDIA driver; empty without one.
         gpus_unreadable: why NVML said nothing although device files are there.
+        driver_broken: whether that reason breaks CUDA as well.
         visible: NVML indices that a job may use, in its order.
         environment: variables that matter, names of keys with the value ``set``.
         versions: of installed packages.
@@ -191,6 +192,7 @@ class Readings(Reading):
     driver: str = ""
     gpus: tuple[Gpu, ...] = ()
     gpus_unreadable: str = ""
+    driver_broken: bool = False
     visible: tuple[int, ...] = ()
     links: tuple[Link, ...] = ()
     trials: tuple[Trial, ...] = ()

@@ -29,8 +29,6 @@ class FakeNvml:
     nvmlClocksThrottleReasonSwThermalSlowdown = 0x20
     nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x80
     NVML_P2P_STATUS_OK = 0
-    NVML_P2P_CAPS_INDEX_READ = 0
-    NVML_P2P_CAPS_INDEX_NVLINK = 2
     NVML_TOPOLOGY_INTERNAL = 0
     NVML_TOPOLOGY_SINGLE = 10
     NVML_TOPOLOGY_MULTIPLE = 20
@@ -91,7 +89,7 @@ class FakeNvml:
 
     def nvmlDeviceGetP2PStatus(self, a: int, b: int, index: int) -> int:  # noqa: N802
         self._may("peers")
-        return 0 if index == self.NVML_P2P_CAPS_INDEX_READ else 5
+        return {0: 0, 2: 5}[index]  # read: fine, NVLink: not supported
 
     def _may(self, what: str) -> None:
         if what in self.refuses:

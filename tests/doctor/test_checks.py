@@ -82,7 +82,13 @@ RED: list[tuple[str, Readings, dict[str, Any], str, str]] = [
     ("gpu-held", holding(state="zombie"), {}, "ended but not reaped", "end the parent of pid 7"),
     ("gpu-held", holding(state="hidden"), {}, "not visible from here", "on the host, outside this container"),
     ("gpu-unseen", with_gpu("h200", 0, used=72 * GIB), {}, "GPU 0: 73,728 MiB", "in other containers"),
-    ("gpu-health", recorded("cpu", gpus_unreadable="Driver/library version mismatch"), {}, "mismatch", "nvidia-smi"),
+    (
+        "gpu-health",
+        recorded("cpu", gpus_unreadable="version mismatch", driver_broken=True),
+        {},
+        "mismatch",
+        "nvidia-smi",
+    ),
     ("gpu-health", recorded("cpu"), {"engine": {"device": "cuda"}}, "shows none", "set engine.device to auto or cpu"),
     ("gpu-health", recorded("h200", visible=[]), {"server": {"device": "cuda"}}, "hides all", "unset CUDA_VISIBLE"),
     ("gpu-health", recorded("h200"), TWO, "tensor_parallel is 2 and 1 GPUs are visible", "lower server.tensor"),
@@ -193,6 +199,7 @@ RED: list[tuple[str, Readings, dict[str, Any], str, str]] = [
 YELLOW: list[tuple[str, Readings, dict[str, Any], str]] = [
     ("gpu-held", holding(ours=True), {}, "holds 9,216 MiB"),
     ("gpu-unseen", with_gpu("h200", 0, used=600 * MIB, holders_known=False), {}, "the driver does not say here"),
+    ("gpu-health", recorded("cpu", gpus_unreadable="NVML Shared Library Not Found"), {}, "Shared Library Not Found"),
     ("gpu-health", with_gpu("h200", 0, throttled=["heat"]), {}, "GPU 0: heat"),
     ("gpu-peers", recorded("pcie8", host={"kernel_flags": ["amd_iommu=on"]}), EIGHT, "no trial was run"),
     (

@@ -15,7 +15,7 @@ import pytest
 from eyrie.doctor import collective
 from eyrie.doctor.collective import try_all_reduce
 from eyrie.doctor.live import take_readings
-from eyrie.doctor.nvml import Seen, read_gpus, see, visible
+from eyrie.doctor.nvml import BROKEN, PEER_NVLINK, PEER_READ, Seen, read_gpus, see, visible
 from eyrie.doctor.processes import Family, holder
 from eyrie.doctor.readings import Readings, RunFacts, load_readings
 from eyrie.errors import EyrieError
@@ -66,12 +66,28 @@ def test_visible_devices_are_read_as_cuda_reads_them(value: str | None, indices:
     assert visible(seen_with(FakeNvml()), value) == indices
 
 
+def test_the_recording_speaks_as_nvml_does() -> None:
+    """Names and numbers against the library itself; its errors carry the numbers that are told apart."""
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is in envs/host.txt")
+    for name in (name for name in dir(FakeNvml) if name.lower().startswith("nvml")):
+        ours, theirs = getattr(FakeNvml, name), getattr(pynvml, name)
+        assert callable(ours) or ours == theirs, name
+    assert pynvml.NVML_P2P_CAPS_INDEX_NVLINK == PEER_NVLINK
+    assert pynvml.NVML_P2P_CAPS_INDEX_READ in (PEER_READ, (PEER_READ,))
+    told_apart = [getattr(pynvml, f"NVML_ERROR_{name}") for name in
+                  ("DRIVER_NOT_LOADED", "GPU_IS_LOST", "RESET_REQUIRED", "LIB_RM_VERSION_MISMATCH")]  # fmt: skip
+    assert set(told_apart) == BROKEN
+    assert pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH).value in BROKEN
+
+
 def test_a_silent_driver_is_only_missed_where_its_files_are(tmp_path: Path) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has a driver")
     assert see(Family(), tmp_path).unreadable == ""
     (tmp_path / "nvidiactl").touch()
-    assert see(Family(), tmp_path).unreadable
+    silent = see(Family(), tmp_path)
+    assert silent.unreadable
+    assert not silent.broken, "no library says nothing about CUDA"
 
 
 def test_a_child_is_ours_and_a_zombie_is_called_one() -> None:

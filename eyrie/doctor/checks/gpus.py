@@ -88,11 +88,10 @@ def gpu_unseen(readings: Readings, config: Config) -> Finding:
 def gpu_health(readings: Readings, config: Config) -> Finding:
     """A driver that answers, memory without errors, clocks that nothing holds down."""
     if readings.gpus_unreadable:
-        return red(
-            f"NVML gives no reading: {readings.gpus_unreadable}",
-            "`nvidia-smi` says more; after an update of the driver reboot, and install envs/host.txt if the library "
-            "itself is missing",
-        )
+        said = f"NVML gives no reading: {readings.gpus_unreadable}"
+        if readings.driver_broken:
+            return red(said, "`nvidia-smi` says more; after an update of the driver reboot, else reset the GPU")
+        return yellow(said, "install envs/host.txt; in a container let the driver's utilities in")
     asked = [
         name
         for name, device in (("engine.device", config.engine.device), ("server.device", config.server.device))
