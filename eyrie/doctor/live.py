@@ -25,6 +25,7 @@ from eyrie.servers.sglang import available_bytes, preset_of
 PREFIXES = ("NCCL_", "CUDA_", "SGLANG_", "HF_HUB_")
 PACKAGES = ("eyrie", "snakemake", "torch", "transformers", "nvidia-ml-py")
 CONNECT_S = 0.3
+FIRST_PID_NAMESPACE = 0xEFFFFFFC  # of the machine itself; the kernel numbers those of containers otherwise
 
 
 def take_readings(config: Config, run_dir: Path, run: RunFacts) -> Readings:
@@ -75,6 +76,7 @@ def _host() -> Host:
         swap=psutil.swap_memory().total,
         shared=shutil.disk_usage(shared).free if shared.is_dir() else None,
         open_files=_open_files(),
+        sees_all=_in_first_namespace(),
         kernel_flags=tuple(flags.read_text().split()) if flags.is_file() else (),
         clock=datetime.now(UTC),
     )
@@ -83,6 +85,13 @@ def _host() -> Host:
 def _open_files() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 20 if soft == resource.RLIM_INFINITY else soft
+
+
+def _in_first_namespace() -> bool:
+    try:
+        return os.readlink("/proc/self/ns/pid") == f"pid:[{FIRST_PID_NAMESPACE}]"
+    except OSError:
+        return True
 
 
 def _disks(paths: list[Path]) -> list[Disk]:

@@ -93,13 +93,19 @@ class Trial(Reading):
 
 
 class Host(Reading):
-    """The machine itself. Bytes; ``available`` obeys the container's limit."""
+    """The machine itself. Bytes; ``available`` obeys the container's limit.
+
+    Attributes:
+        sees_all: whether the numbers of processes here are those of the driver. Not so in a container, where even a
+            server of ours can look like memory that nobody holds.
+    """
 
     cores: int
     available: int
     swap: int
     shared: int | None = None
     open_files: int
+    sees_all: bool = True
     kernel_flags: tuple[str, ...] = ()
     clock: datetime
 

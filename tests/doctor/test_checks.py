@@ -278,6 +278,19 @@ def test_a_machine_of_eight_gpus_without_faults_has_no_red() -> None:
     assert verdicts["gpu-peers"] == "green"
 
 
+def test_a_container_that_cannot_tell_whose_memory_it_is_warns_alone() -> None:
+    """There a server of ours, or the job beside this one, looks like memory that nobody holds."""
+    inside = {"host": {"sees_all": False}}
+    gpu = recorded("h200").gpus[0].model_copy(update={"used": 72 * GIB}).model_dump()
+    unseen = examined("gpu-unseen", recorded("h200", gpus=[gpu], **inside))
+    assert (unseen.verdict, "the driver does not say here" in unseen.evidence) == ("yellow", True)
+    holder = {"pid": 7, "bytes": 72 * GIB, "state": "hidden"}
+    held = recorded("h200", gpus=[{**gpu, "holders": [holder]}], **inside)
+    assert examined("gpu-held", held).verdict == "yellow"
+    seen = recorded("h200", gpus=[{**gpu, "holders": [{**holder, "state": "running"}]}], **inside)
+    assert examined("gpu-held", seen).verdict == "red", "a process that is seen here is no riddle"
+
+
 def test_gpus_of_another_job_are_none_of_our_business() -> None:
     assert examined("gpu-held", recorded("zombie", visible=[5, 0])).verdict == "green"
     assert examined("gpu-held", recorded("zombie"), engine={"device": "cpu"}, server={"device": "cpu"}).verdict == (

@@ -35,6 +35,11 @@ def gpu_held(readings: Readings, config: Config) -> Finding:
         return NO_GPU_USED if readings.gpus else NO_GPU
     strangers = [(gpu, holder) for gpu in gpus for holder in gpu.holders if not holder.ours]
     heavy = [(gpu, holder) for gpu, holder in strangers if (holder.bytes or 0) > SLACK]
+    if heavy and not readings.host.sees_all and all(holder.state == "hidden" for _, holder in heavy):
+        return yellow(
+            "; ".join(_holder_text(gpu, holder) for gpu, holder in heavy),
+            "in a container nobody can tell whose this is: look on the host if it is not a job or server of yours",
+        )
     if heavy:
         return red(
             "; ".join(_holder_text(gpu, holder) for gpu, holder in heavy),
@@ -79,9 +84,10 @@ def gpu_unseen(readings: Readings, config: Config) -> Finding:
     if not open_:
         return green(f"at most {max(0, *gaps.values(), 0) // MIB:,} MiB belong to no listed process")
     mend = "look for its owner on the host and in other containers (`fuser -v /dev/nvidia*` as root)"
-    if any(gap > LARGE_SHARE * gpu.total for gpu, gap in open_.items()):
+    if readings.host.sees_all and any(gap > LARGE_SHARE * gpu.total for gpu, gap in open_.items()):
         return red(f"memory of no listed process: {text}", mend)
-    blind = "" if all(gpu.holders_known for gpu in open_) else "; the driver does not say here who holds how much"
+    tells = readings.host.sees_all and all(gpu.holders_known for gpu in open_)
+    blind = "" if tells else "; the driver does not say here who holds how much"
     return yellow(f"memory of no listed process: {text}{blind}", mend)
 
 
