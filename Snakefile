@@ -24,6 +24,7 @@ include: "rules/export.smk"
 include: "rules/bench.smk"
 include: "rules/serve.smk"
 include: "rules/report.smk"
+include: "rules/doctor.smk"
 
 
 localrules:

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from eyrie.doctor.names import CheckName
 from eyrie.errors import EyrieError
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -358,6 +359,12 @@ class Bench(Section):
     suites: dict[str, Suite] = Field({"held-out": Suite()}, description="benchmark suites by name")
 
 
+class Doctor(Section):
+    """What the checks of the machine may be overruled in."""
+
+    allow: tuple[CheckName, ...] = machine((), "checks whose red verdict is known and accepted")
+
+
 class Config(Section):
     """The whole of ``config.yaml``."""
 
@@ -372,6 +379,7 @@ class Config(Section):
     hidden: Hidden = Hidden()
     drafters: dict[str, Drafter] = Field({"eagle3": Drafter()}, description="drafters by name")
     bench: Bench = Bench()
+    doctor: Doctor = Doctor()
 
     @field_validator("datasets", "drafters")
     @classmethod

@@ -65,6 +65,7 @@ def generate(
     threads: int = 1,
     engine: Callable[[], Engine] | None = None,
     renderer: PromptRenderer | None = None,
+    checkup: Callable[[], None] | None = None,
 ) -> None:
     """Answer ``prompts`` and publish the response shard ``out`` with its manifest.
 
@@ -79,6 +80,7 @@ def generate(
         threads: CPU threads of an engine in this process.
         engine: makes the engine; called only when a prompt must be answered. Default: what the recipe says.
         renderer: chat template and tokenizer. Default: the target's own.
+        checkup: raises when the machine is not fit; called before the engine is made.
 
     Raises:
         EyrieError: a prompt shard that is damaged or no list of questions, a journal in use, a full disk, an engine
@@ -102,7 +104,7 @@ def generate(
                 recipe, options, card, model, threads=threads, last_turn=renderer.last_turn, outlook=shift.outlook,
                 ledger=journal.parents[1] / "dollars.json", owner=label,
             )  # fmt: skip
-        shift.work(engine, label=f"generate {label}")
+        shift.work(_after(checkup, engine), label=f"generate {label}")
         shift.check_gates()
         with publish(
             out, stage="generate", recipe=recipe, inputs={shard: source.sha256}, identity=card.identity()
@@ -114,6 +116,17 @@ def generate(
             "%s: its %d prompts hold %d completion tokens, the budget is %d; raise prompts_per_shard or lower it",
             *(shard, len(rows), shift.budget.filled, shift.budget.tokens),
         )
+
+
+def _after(checkup: Callable[[], None] | None, engine: Callable[[], Engine]) -> Callable[[], Engine]:
+    """``engine`` with a check of the machine before it; what is all answered already needs neither."""
+
+    def make() -> Engine:
+        if checkup is not None:
+            checkup()
+        return engine()
+
+    return make
 
 
 def journal_key(recipe: dict[str, Any], identity: dict[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 
 from eyrie.errors import run_cli
@@ -23,8 +24,10 @@ def main() -> None:
     args = parser.parse_args()
 
     from eyrie.config import load_config
+    from eyrie.doctor import require_healthy
     from eyrie.generate import generate
 
+    config = load_config(args.config) if args.config else None
     generate(
         args.recipe,
         prompts=args.prompts,
@@ -33,8 +36,9 @@ def main() -> None:
         out=args.out,
         journal=args.journal,
         afresh=args.afresh == "yes",
-        options=load_config(args.config).engine if args.config else None,
+        options=config.engine if config else None,
         threads=args.threads,
+        checkup=partial(require_healthy, config, args.out.parents[2]) if config else None,
     )
 
 

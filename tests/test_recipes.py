@@ -79,6 +79,7 @@ def test_key_order_is_no_change() -> None:
 MACHINE = sorted(path for path, field in options(Config) if is_machine(field))
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "engine.device": st.sampled_from(["cpu", "cuda", "cuda:1"]),
+    "doctor.allow": st.lists(st.sampled_from(["disk", "gpu-held"]), min_size=1),
     "engine.urls": st.lists(st.sampled_from(["http://a:1", "https://b/v1"]), min_size=1),
     **{path: st.floats(0.0, 1.0) for path in MACHINE if path.startswith("engine.gates.")},
     "server.device": st.sampled_from(["cpu", "cuda"]),

@@ -121,7 +121,7 @@ def sglang_spec(
     """
     device, is_local = choose_server_device(server), Path(model).is_dir()
     python = shutil.which(server.python) or server.python
-    preset = _preset(server.preset)
+    preset = preset_of(server.preset)
     for name in server.flags:
         if name.startswith("speculative"):
             raise EyrieError(f"server.flags: {name!r} is set from the drafter when one is served; leave it out")
@@ -246,7 +246,8 @@ def _presets() -> dict[str, dict[str, Any]]:
     return dict(yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text()))
 
 
-def _preset(name: str | None) -> dict[str, Any]:
+def preset_of(name: str | None) -> dict[str, Any]:
+    """``environment`` and ``flags`` of a preset, empty without one. Raises :class:`EyrieError` when there is none."""
     if name is None:
         return {"environment": {}, "flags": {}}
     if name not in _presets():

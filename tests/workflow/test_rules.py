@@ -65,7 +65,7 @@ def test_configs_that_share_a_dataset_share_its_prompt_shards() -> None:
 
 
 def test_every_rule_says_where_it_logs_and_what_it_needs(rules: list[Any]) -> None:
-    assert len(rules) == 13
+    assert len(rules) == 14
     for rule in rules:
         assert rule.log, rule.name
         assert rule.benchmark, rule.name
@@ -131,3 +131,16 @@ def test_a_configfile_replaces_the_default_as_a_whole(tmp_path: Path) -> None:
         for name, shards in (("code", 2), ("chat", 1), ("dialogue", 2))
         for shard in range(shards)
     }
+
+
+def test_the_doctor_looks_again_whenever_it_is_asked_and_no_run_waits_for_it(tmp_path: Path) -> None:
+    smoke, page = ROOT / "config" / "smoke.yaml", "results/smoke/doctor.md"
+    for _ in range(2):
+        (tmp_path / page).unlink(missing_ok=True)
+        result = _snakemake(tmp_path, "--configfile", str(smoke), "--", page)
+        assert result.returncode == 0, result.stderr
+        text = (tmp_path / page).read_text(encoding="utf-8")
+        assert text.startswith("# Doctor: smoke\n\n0 red, ")
+        assert "| workflow-state | green |" in text, "the page in the making is no half-made output"
+        assert dry_run(tmp_path, smoke, targets={page}) == {"doctor"}
+    assert "doctor" not in dry_run(tmp_path, smoke)

@@ -1,0 +1,30 @@
+"""The closed list of checks. Imports nothing: the config checks ``doctor.allow`` against it wherever it is parsed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+CheckName = Literal[
+    "gpu-held",
+    "gpu-unseen",
+    "gpu-peers",
+    "nccl-settings",
+    "attention-backend",
+    "fp8-cache",
+    "memory-headroom",
+    "pool-size",
+    "host-cache",
+    "build-memory",
+    "draft-algorithm",
+    "draft-weights",
+    "draft-vocabulary",
+    "draft-context",
+    "break-even",
+    "acceptance-gap",
+    "tokenizer",
+    "disk",
+    "answerers",
+    "workflow-state",
+    "gpu-health",
+    "host-limits",
+]
