@@ -19,12 +19,16 @@ def main() -> None:
     parser.add_argument("--journal", type=Path, required=True, help="every answer paid for so far (.jsonl)")
     parser.add_argument("--afresh", choices=["yes", "no"], default="no", help="yes: set the journal aside first")
     parser.add_argument("--config", type=Path, help="config that says where the engine runs; default: in this process")
+    parser.add_argument(
+        "--servers", type=Path, default=Path("logs/servers"), help="folder for the files of a server that Eyrie starts"
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     args = parser.parse_args()
 
     from eyrie.config import load_config
     from eyrie.generate import generate
 
+    config = load_config(args.config) if args.config else None
     generate(
         args.recipe,
         prompts=args.prompts,
@@ -33,7 +37,9 @@ def main() -> None:
         out=args.out,
         journal=args.journal,
         afresh=args.afresh == "yes",
-        options=load_config(args.config).engine if args.config else None,
+        options=config.engine if config else None,
+        server=config.server if config else None,
+        servers=args.servers,
         threads=args.threads,
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eyrie.config import Engine as Options
-from eyrie.config import Sampling
+from eyrie.config import Sampling, Server
 from eyrie.conversation import Reject
 from eyrie.engines.base import Engine, Request
 from eyrie.engines.money import Outlook
@@ -36,6 +36,8 @@ def hire(
     outlook: Callable[[], Outlook],
     ledger: Path,
     owner: str,
+    server: Server,
+    servers: Path,
 ) -> Callable[[], Engine]:
     """How to make the engine; nothing heavy is imported and no server is asked before it is called.
 
@@ -47,7 +49,11 @@ def hire(
         last_turn: renders a finished conversation (:meth:`eyrie.render.Renderer.last_turn`).
         outlook: what is left to buy.
         ledger, owner: see :class:`eyrie.engines.money.Purse`.
+        server: the ``server`` section; what of it changes an answer is taken from the recipe instead.
+        servers: folder for the files of servers that Eyrie starts.
     """
+    if options.managed:
+        return lambda: _managed(recipe, options, card, model, threads, server, servers)
     if options.kind == "transformers":
         return lambda: _in_process(recipe, options, card, model, threads)
     return lambda: _served(recipe, options, card, encoder(last_turn), outlook, ledger, owner)
@@ -62,6 +68,30 @@ def _in_process(recipe: dict[str, Any], options: Options, card: TargetCard, mode
     dtype = choose_dtype(recipe.get("target", {}).get("dtype", "auto"), device)
     folder = resolve(model, recipe.get("target", {}).get("revision"))
     return TransformersEngine(folder, frozenset(card.stop_ids), dtype, options.batch_size, device)
+
+
+def _managed(
+    recipe: dict[str, Any], options: Options, card: TargetCard, model: str, threads: int, server: Server, servers: Path
+) -> Engine:
+    from eyrie.engines.http import Patience
+    from eyrie.engines.managed import ManagedEngine
+    from eyrie.machine import choose_dtype
+    from eyrie.servers.sglang import choose_server_device, sglang_spec
+
+    target, server = recipe.get("target", {}), server.with_recipe(recipe.get("server", {}))
+    dtype = choose_dtype(target.get("dtype", "auto"), choose_server_device(server))
+    spec = sglang_spec(
+        server,
+        model=resolve(model, target.get("revision")),
+        dtype=str(dtype).removeprefix("torch."),
+        threads=threads,
+        trust_remote_code=target.get("trust_remote_code", False),
+        probe_ids=tuple(card.stop_ids[:1]),
+    )
+    # what is more than the server decodes at once would only wait there, and overshoot the budget
+    concurrency = min(options.concurrency, server.max_running_requests)
+    patience = Patience(options.timeout, options.tries, options.outage)
+    return ManagedEngine(spec, servers, frozenset(card.stop_ids), concurrency, patience)
 
 
 def _served(
@@ -95,8 +125,6 @@ def _served(
             str(options.model), options.openrouter, encode, reasoning=options.reasoning, outlook=outlook, cap=cap,
             max_tokens=Sampling.model_validate(recipe.get("sampling", {})).max_tokens,
         )  # fmt: skip
-    if not urls:
-        raise EyrieError(f"engine.urls: names no server, which kind {options.kind} needs; add the base URL of one")
     patience = Patience(options.timeout, options.tries, options.outage)
     return HttpEngine(wire, urls, concurrency=options.concurrency, patience=patience, key=key, purse=purse)
 

@@ -76,6 +76,11 @@ class State(BaseModel):
     version: str = ""
     reason: str = ""
 
+    @property
+    def life(self) -> tuple[int, int]:
+        """Differs between any two starts of the server."""
+        return self.supervisor, self.starts
+
 
 class Files:
     """Names inside a server's folder."""
