@@ -60,8 +60,7 @@ def build_tokenizer(folder: Path, *, template: str | None = CHATML, vocab_size: 
     tokenizer.save_pretrained(folder)
 
 
-@pytest.fixture(scope="session")
-def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build_target(folder: Path) -> None:
     """A Hugging Face folder: random Llama (6 layers, hidden 64, 4 heads, 2 kv heads, vocab 600, tied, bf16).
 
     ChatML template with a default system line, as SmolLM2 has it; eos and stop id is ``<|im_end|>`` (2).
@@ -69,7 +68,6 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-    folder = tmp_path_factory.mktemp("tiny-target")
     config = LlamaConfig(
         vocab_size=600,
         hidden_size=64,
@@ -91,6 +89,13 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2)
     model.save_pretrained(folder)
     build_tokenizer(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of :func:`build_target`, made once."""
+    folder = tmp_path_factory.mktemp("tiny-target")
+    build_target(folder)
     return folder
 
 

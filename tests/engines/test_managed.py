@@ -249,9 +249,7 @@ def test_the_engine_of_the_config_is_leased_from_its_server_section(tmp_path: Pa
 def test_without_an_environment_the_error_says_how_to_make_one(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "run", questions(20))
     (tmp_path / "model").mkdir()
-    with pytest.raises(
-        EyrieError, match=r"server\.python: there is no interpreter nowhere; make it with"
-    ):
+    with pytest.raises(EyrieError, match=r"server\.python: there is no interpreter nowhere; make it with"):
         generate(
             recipe_of(30) | {"engine": {"kind": "sglang"}}, prompts=desk.prompts, target=desk.target,
             model=str(tmp_path / "model"), out=desk.out, journal=desk.journal, options=Engine(kind="sglang"),
