@@ -259,6 +259,10 @@ class Server(Section):
     kv_cache: Literal["auto", "fp8"] = Field(
         "auto", description="fp8 halves the key-value cache and may change answers; never chosen by itself"
     )
+    kv_cache_gate: float = machine(
+        0.95, "share of greedy tokens that an fp8 cache must leave as they are before it answers; 0: not compared",
+        ge=0.0, le=1.0,
+    )  # fmt: skip
     flags: dict[str, str | int | float | bool] = Field(
         {},
         description="further SGLang arguments by name without dashes (several values: spaces between), checked "

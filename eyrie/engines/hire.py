@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from eyrie.engines.chat import Encode
     from eyrie.engines.http import HttpEngine
     from eyrie.render import TurnRow
+    from eyrie.servers.spec import Spec
 
 # Environment variables that hold a key; it is read from there and written nowhere.
 KEYS = {"sglang": "SGLANG_API_KEY", "openai": "OPENAI_API_KEY", "openrouter": "OPENROUTER_API_KEY"}
@@ -73,25 +74,36 @@ def _in_process(recipe: dict[str, Any], options: Options, card: TargetCard, mode
 def _managed(
     recipe: dict[str, Any], options: Options, card: TargetCard, model: str, threads: int, server: Server, servers: Path
 ) -> Engine:
+    from eyrie.engines.cache_gate import CacheGate
     from eyrie.engines.http import Patience
     from eyrie.engines.managed import ManagedEngine
     from eyrie.machine import choose_dtype
-    from eyrie.servers.sglang import choose_server_device, sglang_spec
+    from eyrie.servers.flags import sglang_version
+    from eyrie.servers.sglang import choose_server_device, server_python, sglang_spec
 
     target, server = recipe.get("target", {}), server.with_recipe(recipe.get("server", {}))
     dtype = choose_dtype(target.get("dtype", "auto"), choose_server_device(server))
-    spec = sglang_spec(
-        server,
-        model=resolve(model, target.get("revision")),
-        dtype=str(dtype).removeprefix("torch."),
-        threads=threads,
-        trust_remote_code=target.get("trust_remote_code", False),
-        probe_ids=tuple(card.stop_ids[:1]),
-    )
+    stop_ids, folder = frozenset(card.stop_ids), resolve(model, target.get("revision"))
+
+    def spec_of(server: Server) -> Spec:
+        return sglang_spec(
+            server,
+            model=folder,
+            dtype=str(dtype).removeprefix("torch."),
+            threads=threads,
+            trust_remote_code=target.get("trust_remote_code", False),
+            probe_ids=tuple(card.stop_ids[:1]),
+        )
+
+    spec, gate = spec_of(server), None
+    if server.kv_cache != "auto" and server.kv_cache_gate > 0:
+        plain = spec_of(server.model_copy(update={"kv_cache": "auto"}))
+        made_of = {"sglang": sglang_version(server_python(server)), "target": card.target}
+        gate = CacheGate(plain, spec, servers, server.kv_cache_gate, stop_ids, made_of)
     # what is more than the server decodes at once would only wait there, and overshoot the budget
     concurrency = min(options.concurrency, server.max_running_requests)
     patience = Patience(options.timeout, options.tries, options.outage)
-    return ManagedEngine(spec, servers, frozenset(card.stop_ids), concurrency, patience)
+    return ManagedEngine(spec, servers, stop_ids, concurrency, patience, gate)
 
 
 def _served(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 
 from eyrie.engines.base import Answer, Request
+from eyrie.engines.cache_gate import PROMPTS, CacheGate
 from eyrie.engines.faults import Action, Fault
 from eyrie.engines.http import HttpEngine, Patience
 from eyrie.engines.line import Line
@@ -72,20 +74,32 @@ class ManagedEngine:
         stop_ids: token ids that end an answer.
         concurrency: requests in flight at most.
         patience: timeouts, tries and back-off; a restart has the time that the lease gives it on top.
+        gate: what the server must pass, on the first requests, before it answers any.
     """
 
     def __init__(
-        self, spec: Spec, root: Path, stop_ids: frozenset[int], concurrency: int, patience: Patience | None = None
+        self,
+        spec: Spec,
+        root: Path,
+        stop_ids: frozenset[int],
+        concurrency: int,
+        patience: Patience | None = None,
+        gate: CacheGate | None = None,
     ) -> None:
-        self.spec, self.root, self.stop_ids = spec, root, stop_ids
+        self.spec, self.root, self.stop_ids, self.gate = spec, root, stop_ids, gate
         self.concurrency, self.patience = concurrency, patience or Patience()
 
     def answer(self, requests: Iterator[Request | None], finished: Callable[[Request, Answer], None]) -> None:
         """Answer ``requests`` as they come; see :class:`eyrie.engines.base.Engine`.
 
         Raises:
-            EyrieError: the server cannot be had, or was given up; every answer that had come was handed on.
+            EyrieError: the server cannot be had, was given up, or did not pass its gate; every answer that had come was
+                handed on.
         """
+        if self.gate is not None:
+            first = list(islice(iter(lambda: next(requests, None), None), min(PROMPTS, self.concurrency)))
+            self.gate.check(first)
+            requests = chain(first, requests)
         with lease(self.spec, self.root) as held:
             patience = replace(self.patience, outage=self.patience.outage + held.patience)
             wire, url = ManagedWire(self.stop_ids, held), held.ready().url

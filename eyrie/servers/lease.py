@@ -104,11 +104,7 @@ def lease(spec: Spec, root: Path) -> Iterator[Lease]:
         own.unlink(missing_ok=True)
         os.close(descriptor)
         if spec.idle_s == 0:  # nobody else will use it: its memory is free when the job ends
-            wait_for(lambda: not is_held(files.alive) or _is_leased(files), 4 * spec.grace_s + 120.0)
-
-
-def _is_leased(files: Files) -> bool:
-    return any(is_held(path) for path in files.leases.iterdir())
+            wait_for(lambda: not is_held(files.alive) or files.is_leased(), 4 * spec.grace_s + 120.0)
 
 
 def _start_supervisor(files: Files, spec: Spec) -> None:

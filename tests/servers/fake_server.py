@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.fake_answers import answer_ids
+from tests.fake_answers import answer_ids, scored_ids
 
 
 def main() -> None:
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--crash", type=Path, help="ends with status 3 at its start while this file exists")
     parser.add_argument("--busy", type=Path, help="a port that is taken, once: removed on the way")
     parser.add_argument("--asked", type=Path, help="prompts that it was asked are appended here, as JSON")
+    parser.add_argument("--drift", type=float, default=0.0, help="share of decoded tokens that come out wrong")
     parser.add_argument("--token-s", type=float, default=0.0, help="seconds per token of an answer")
     args = parser.parse_args()
 
@@ -64,6 +65,10 @@ def main() -> None:
                 return self.reply({"output_ids": []})
             print("Decode batch, #running-req: 1, gen throughput (token/s): 41.50, #queue-req: 0", flush=True)
             most = body.get("sampling_params", {}).get("max_new_tokens", 1)
+            if body.get("return_logprob"):
+                assert body["sampling_params"]["ignore_eos"]
+                scored = scored_ids(body["input_ids"], most, args.drift)
+                return self.reply({"meta_info": {"output_token_logprobs": scored}})
             return self.reply({"output_ids": [7]} if most == 1 else self.answer(body["input_ids"], most))
 
         def answer(self, ids: list[int], most: int) -> dict[str, object]:
