@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -111,12 +110,16 @@ def tiny_library(tiny_target: Path):  # type: ignore[no-untyped-def]
 
 @pytest.fixture(scope="session")
 def serving_python() -> Path:
-    """The interpreter that `make serve-cpu` makes. Its 2.5 GB are not fetched unasked: EYRIE_SERVE_CPU=1 asks."""
-    import subprocess
-
+    """The interpreter that `make serve-cpu` makes (as `make test` does)."""
     root = Path(__file__).resolve().parents[1]
-    if os.environ.get("EYRIE_SERVE_CPU") == "1":
-        subprocess.run(["make", "serve-cpu", f"PYTHON={sys.executable}"], cwd=root, check=True)
     if not list(root.glob(".venv-serve/ready-*")):
-        pytest.skip("no .venv-serve: make it with `make serve-cpu`, or set EYRIE_SERVE_CPU=1 for the tests to make it")
+        pytest.skip("no .venv-serve: make it with `make serve-cpu`")
     return root / ".venv-serve" / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def long_serving_python(serving_python: Path) -> Path:
+    """The same, for tests that start several real servers; it takes EYRIE_SERVE_CPU=1 to run these minutes."""
+    if os.environ.get("EYRIE_SERVE_CPU") != "1":
+        pytest.skip("starts several real servers: set EYRIE_SERVE_CPU=1 to run it")
+    return serving_python

@@ -108,7 +108,7 @@ class CacheGate:
             decoded = sum(len(path) - 1 for path in paths)
             if decoded < LEAST_DECODED:
                 raise EyrieError(
-                    f"{held.log}: {len(prompts)} prompts give {decoded} tokens on which an fp8 cache could be compared; "
+                    f"{held.log}: {len(prompts)} prompts give {decoded} tokens to compare an fp8 cache on, "
                     f"{LEAST_DECODED} are needed: set server.kv_cache to auto, or server.kv_cache_gate to 0 to go "
                     "without"
                 )

@@ -24,10 +24,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def served(run: Workspace, serving_python: Path) -> dict[str, Any]:
+def served(run: Workspace, long_serving_python: Path) -> dict[str, Any]:
     before, name = run.smoke.read_text(), "results/smoke/serve/eagle3.json"
     suites = {"held-out": {**SMOKE["bench"]["suites"]["held-out"], "prompts_per_dataset": 3, "max_tokens": 32}}
-    changed = {**SMOKE, "server": {"python": str(serving_python)}, "bench": {"suites": suites}}
+    changed = {**SMOKE, "server": {"python": str(long_serving_python)}, "bench": {"suites": suites}}
     run.smoke.write_text(yaml.safe_dump(changed))
     try:
         result = run.snakemake("--", name)
@@ -56,13 +56,13 @@ def test_serving_leaves_no_process_and_stales_nothing(served: dict[str, Any], ru
     assert run.dry_run() == set()
 
 
-def test_trees_of_drafts_are_lossless(served: dict[str, Any], run: Workspace, serving_python: Path) -> None:
+def test_trees_of_drafts_are_lossless(served: dict[str, Any], run: Workspace, long_serving_python: Path) -> None:
     results, model = run.folder / "results/smoke", run.folder / "data/targets/smollm2-135m"
     card = read_card(results / "target.json")
     suite = Suite(prompts_per_dataset=2, max_tokens=24)
     prompts = held_out(suite, results / "merged", sorted(results.glob("tokens/*/*.parquet")))
     speculation = Speculation(results / "export/eagle3/sglang", steps=3, topk=3, draft_tokens=8)
-    server = Server(python=str(serving_python), device="cpu", idle_s=0.0, context_length=512)
+    server = Server(python=str(long_serving_python), device="cpu", idle_s=0.0, context_length=512)
     spec = sglang_spec(server, model=model, dtype="float32", threads=1, speculation=speculation)
     with lease(spec, run.folder / "logs/smoke/tree") as held:
         answers = ask_for(prompts, held, suite.max_tokens, card.stop_ids)
