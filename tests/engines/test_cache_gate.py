@@ -98,7 +98,7 @@ def test_without_a_gate_or_an_fp8_cache_no_plain_server_starts(tmp_path: Path) -
 def test_too_little_to_compare_is_no_evidence(tmp_path: Path) -> None:
     house = House(tmp_path / "house", 0.0)
     with pytest.raises(
-        EyrieError, match=r"8 prompts give \d tokens to compare .* 64 are needed; set server\.kv_cache to"
+        EyrieError, match=r"8 prompts give \d tokens to compare .* 64 are needed: set server\.kv_cache to"
     ):
         house.answer(10, max_tokens=2)
     assert house.starts() == ["auto"]
