@@ -98,6 +98,7 @@ def _managed(
     spec, gate = spec_of(server), None
     if server.kv_cache != "auto" and server.kv_cache_gate > 0:
         plain = spec_of(server.model_copy(update={"kv_cache": "auto"}))
+        plain = plain.model_copy(update={"planned_pool_tokens": None})  # its pool is half as large, and large enough
         made_of = {"sglang": sglang_version(server_python(server)), "target": card.target}
         gate = CacheGate(plain, spec, servers, server.kv_cache_gate, stop_ids, made_of)
     # what is more than the server decodes at once would only wait there, and overshoot the budget

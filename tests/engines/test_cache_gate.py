@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from eyrie.config import Engine, Server
+from eyrie.engines.cache_gate import CacheGate
 from eyrie.errors import EyrieError
 from eyrie.generate import generate
 from tests.generate_desk import Desk, FakeEngine, FakeRenderer, questions, recipe_of
@@ -93,6 +94,19 @@ def test_without_a_gate_or_an_fp8_cache_no_plain_server_starts(tmp_path: Path) -
     assert house.starts() == ["fp8_e4m3"]
     house.answer(kv_cache="auto")
     assert house.starts() == ["fp8_e4m3", "auto"]
+
+
+def test_the_two_servers_differ_in_their_cache_and_the_plain_one_may_have_the_smaller_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[CacheGate] = []
+    monkeypatch.setattr(CacheGate, "check", lambda gate, requests: seen.append(gate))
+    House(tmp_path / "house", 0.0).answer(pool_tokens=20_000)
+    plain, chosen = seen[0].plain, seen[0].spec
+    assert [pair for pair in zip(plain.command, chosen.command, strict=True) if len(set(pair)) > 1] == [
+        ("auto", "fp8_e4m3")
+    ]
+    assert (plain.planned_pool_tokens, chosen.planned_pool_tokens) == (None, 20_000)
 
 
 def test_too_little_to_compare_is_no_evidence(tmp_path: Path) -> None:
