@@ -21,6 +21,7 @@ from eyrie.servers.process import members, wait_for
 from eyrie.servers.spec import Files, State
 from eyrie.targets.card import identify, read_card
 from tests.generate_desk import Desk, recipe_of
+from tests.servers.test_lease import alive
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +79,7 @@ def house(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path, serving_p
     state = house.state()
     left = [state.supervisor, state.guard, *members(state.guard)]
     os.kill(state.supervisor, signal.SIGTERM)
-    assert wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), 90.0), "a process was left behind"
+    assert wait_for(lambda: not any(map(alive, left)), 90.0), "a process was left behind"
 
 
 @pytest.fixture(scope="module")
