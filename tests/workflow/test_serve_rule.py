@@ -16,9 +16,11 @@ from eyrie.config import Server, Suite
 from eyrie.llama.sequence import SequenceDecoder
 from eyrie.llama.weights import LlamaWeights
 from eyrie.servers.lease import lease
+from eyrie.servers.process import wait_for
 from eyrie.servers.sglang import Speculation, sglang_spec
 from eyrie.speculate import Plain, decode, prefill
 from eyrie.targets.card import read_card
+from tests.servers.test_lease import alive
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +30,7 @@ def served(run: Workspace, long_serving_python: Path) -> dict[str, Any]:
     before, name = run.smoke.read_text(), "results/smoke/serve/eagle3.json"
     suites = {"held-out": {**SMOKE["bench"]["suites"]["held-out"], "prompts_per_dataset": 3, "max_tokens": 32}}
     changed = {**SMOKE, "server": {"python": str(long_serving_python)}, "bench": {"suites": suites}}
-    run.smoke.write_text(yaml.safe_dump(changed))
+    run.smoke.write_text(yaml.safe_dump(changed, sort_keys=False))  # the order of datasets is content
     try:
         result = run.snakemake("--", name)
     finally:
@@ -50,9 +52,8 @@ def test_the_served_drafter_takes_the_reference_decoders_steps(served: dict[str,
 def test_serving_leaves_no_process_and_stales_nothing(served: dict[str, Any], run: Workspace) -> None:
     states = [json.loads(path.read_text()) for path in run.folder.glob("logs/smoke/servers/*/state.json")]
     assert [state["phase"] for state in states] == ["stopped", "stopped"]
-    assert not [
-        pid for state in states for pid in (state["guard"], state["supervisor"]) if Path(f"/proc/{pid}").exists()
-    ]
+    pids = [pid for state in states for pid in (state["guard"], state["supervisor"])]
+    assert wait_for(lambda: not any(map(alive, pids)), 10.0)
     assert run.dry_run() == set()
 
 
