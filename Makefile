@@ -10,7 +10,7 @@ report: $(READY) ## run the default config and print where its report lies
 	.venv/bin/snakemake
 	@echo "$(CURDIR)/results/smollm2-135m/report.html"
 
-test: $(READY) ## linters, type checker and the whole test suite
+test: $(READY) $(SERVE_READY) ## linters, type checker and the whole test suite, with a real server
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/snakefmt --check Snakefile rules

@@ -179,8 +179,9 @@ class Engine(Section):
 
     kind: Literal["transformers", "sglang", "openai", "openrouter"] = Field(
         "transformers",
-        description="transformers: in this process; sglang: servers that speak SGLang's /generate; openai: any "
-        "OpenAI-compatible servers; openrouter: paid providers",
+        description="transformers: in this process; sglang: the `urls` that speak SGLang's /generate, or "
+        "without any a server that Eyrie starts as `server` says; openai: any OpenAI-compatible servers; openrouter: "
+        "paid providers",
     )
     model: str | None = Field(None, description="the name under which the servers know the target")
     reasoning: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
@@ -189,7 +190,9 @@ class Engine(Section):
     openrouter: OpenRouter = OpenRouter()
     batch_size: int = machine(64, "sequences decoded together", ge=1)
     device: str = machine("auto", "torch device; auto is cuda when there is one")
-    urls: tuple[str, ...] = machine((), "base URLs of your servers (for openai, ending in /v1)")
+    urls: tuple[str, ...] = machine(
+        (), "base URLs of your servers (for openai, ending in /v1); none, with kind sglang: Eyrie starts one"
+    )
     concurrency: int = machine(64, "requests in flight at most, over all servers", ge=1)
     timeout: float = machine(900.0, "seconds for one answer", gt=0.0)
     tries: int = machine(6, "faults of its own after which a prompt ends as `refused`", ge=1)
@@ -209,6 +212,11 @@ class Engine(Section):
         if not given and name in ENGINE_NEEDS.get(kind, ()):
             raise ValueError(f"is required for kind {kind}; add it to the config")
         return value
+
+    @property
+    def managed(self) -> bool:
+        """Whether the answers come from a server that Eyrie starts."""
+        return self.kind == "sglang" and not self.urls
 
     def with_recipe(self, recipe: dict[str, Any]) -> Engine:
         """These options, with what changes an answer (kind, model, pins) taken from a recipe instead."""
@@ -252,11 +260,25 @@ class Server(Section):
     kv_cache: Literal["auto", "fp8"] = Field(
         "auto", description="fp8 halves the key-value cache and may change answers; never chosen by itself"
     )
+    kv_cache_gate: float = machine(
+        0.95, "share of greedy tokens that an fp8 cache must leave as they are before it answers; 0: not compared",
+        ge=0.0, le=1.0,
+    )  # fmt: skip
     flags: dict[str, str | int | float | bool] = Field(
         {},
         description="further SGLang arguments by name without dashes (several values: spaces between), checked "
         "against that version's list",
     )
+
+    def with_recipe(self, recipe: dict[str, Any]) -> Server:
+        """These options, with what changes an answer (``kv_cache``, ``flags``) taken from a recipe instead."""
+        ours = {"kv_cache", "flags"}
+        return Server.model_validate({**self.model_dump(exclude=ours), **recipe})
+
+    def most_tokens(self) -> tuple[str, int] | None:
+        """The option that bounds a request, prompt and answer, and its tokens; None when none does."""
+        bounds = {name: getattr(self, name) for name in ("context_length", "pool_tokens") if getattr(self, name)}
+        return min(bounds.items(), key=lambda bound: bound[1]) if bounds else None
 
 
 class Tokenize(Section):
@@ -414,6 +436,17 @@ class Config(Section):
                 raise ValueError(
                     f"datasets.{name}.sampling.max_tokens ({dataset.sampling.max_tokens}) leaves no room for a prompt "
                     f"within tokenize.max_length ({self.tokenize.max_length}): raise the one or lower the other"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _answers_fit_the_server(self) -> Config:
+        bound = self.server.most_tokens() if self.engine.managed else None
+        for name, dataset in self.datasets.items():
+            if bound and dataset.kind == "answered" and dataset.sampling.max_tokens >= bound[1]:
+                raise ValueError(
+                    f"datasets.{name}.sampling.max_tokens ({dataset.sampling.max_tokens}) leaves no room for a prompt "
+                    f"within server.{bound[0]} ({bound[1]}): raise the one or lower the other"
                 )
         return self
 

@@ -6,6 +6,8 @@ import logging
 import sys
 from collections.abc import Callable
 
+from eyrie.orphan import end_with_workflow
+
 
 class EyrieError(Exception):
     """A fault that the user can mend.
@@ -18,10 +20,12 @@ class EyrieError(Exception):
 def run_cli(main: Callable[[], None]) -> None:
     """Run a script's ``main``; turn an :class:`EyrieError` (or a full disk) into one line and exit code 1.
 
-    What Eyrie logs goes to stderr, line by line; what other libraries log is shown from warnings on.
+    What Eyrie logs goes to stderr, line by line; what other libraries log is shown from warnings on. The process ends
+    when the workflow that started it does (:mod:`eyrie.orphan`).
     """
     logging.basicConfig(format="%(message)s")
     logging.getLogger("eyrie").setLevel(logging.INFO)
+    end_with_workflow()
     try:
         main()
     except EyrieError as error:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from eyrie.budget import Budget
 from eyrie.config import Engine as Options
-from eyrie.config import Gates, Sampling
+from eyrie.config import Gates, Sampling, Server
 from eyrie.conversation import Reject
 from eyrie.engines.base import UNUSABLE, USABLE, Answer, Engine, Request
 from eyrie.engines.hire import hire
@@ -62,6 +62,8 @@ def generate(
     journal: Path,
     afresh: bool = False,
     options: Options | None = None,
+    server: Server | None = None,
+    servers: Path = Path("logs/servers"),
     threads: int = 1,
     engine: Callable[[], Engine] | None = None,
     renderer: PromptRenderer | None = None,
@@ -77,6 +79,8 @@ def generate(
         journal: file that keeps every answer; rows in it are reused when prompt, sampling and target are the same.
         afresh: set the journal aside and buy new answers.
         options: where and how fast the engine works; what it computes is the recipe's.
+        server: the same of a server that Eyrie starts.
+        servers: folder for the files of such servers; jobs that share it share the server.
         threads: CPU threads of an engine in this process.
         engine: makes the engine; called only when a prompt must be answered. Default: what the recipe says.
         renderer: chat template and tokenizer. Default: the target's own.
@@ -102,7 +106,7 @@ def generate(
         if engine is None:
             engine = hire(
                 recipe, options, card, model, threads=threads, last_turn=renderer.last_turn, outlook=shift.outlook,
-                ledger=journal.parents[1] / "dollars.json", owner=label,
+                ledger=journal.parents[1] / "dollars.json", owner=label, server=server or Server(), servers=servers,
             )  # fmt: skip
         shift.work(_after(checkup, engine), label=f"generate {label}")
         shift.check_gates()
@@ -136,6 +140,7 @@ def journal_key(recipe: dict[str, Any], identity: dict[str, str]) -> str:
         "engine": recipe.get("engine", {}),
         "sampling": recipe.get("sampling", {}),
         "dtype": recipe.get("target", {}).get("dtype", "auto"),
+        **({"server": recipe["server"]} if "server" in recipe else {}),
     }
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:16]
 

@@ -89,9 +89,11 @@ def _ingest(config: Config, dataset: str, shard: str, *_: str) -> dict[str, Any]
 
 def _generate(config: Config, dataset: str, shard: str, *_: str) -> dict[str, Any]:
     chosen = config.datasets[dataset]
+    server = subtree(config.server) if config.engine.managed else {}  # of your own servers Eyrie knows no options
     return {
         "target": subtree(config.target, "gguf"),
         "engine": subtree(config.engine),
+        **({"server": server} if server else {}),
         "sampling": subtree(chosen.sampling),
         "token_budget": chosen.shard_budget(shard),
     }

@@ -19,6 +19,7 @@ os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.env
 from eyrie.config import parse_config
 from eyrie.errors import EyrieError
 from eyrie.formats.publish import write_text
+from eyrie.orphan import WORKFLOW
 from eyrie.recipes import canonical_json, machine_options, recipe
 
 try:
@@ -165,6 +166,7 @@ def answers_afresh(wildcards, attempt):
 
 FORCED = "EYRIE_FORCED"
 os.environ.setdefault(FORCED, "")
+os.environ[WORKFLOW] = str(os.getpid())  # each job ends with the Snakemake that runs it, here or on another machine
 
 
 envvars:

@@ -35,6 +35,7 @@ rule generate:
         run_dir=RUN,
         model=MODEL,
         config=RESOLVED,
+        servers=f"{LOGS}/servers",
     params:
         recipe=recipe_for("generate"),
     message:
@@ -43,4 +44,4 @@ rule generate:
         "python {resources.scripts}/generate_responses.py --recipe {params.recipe:q} --prompts {input.data}"
         " --target {input.target} --model {resources.model:q} --out {output.data}"
         " --journal {resources.run_dir}/journal/{wildcards.dataset}/{wildcards.shard}.jsonl --afresh {resources.afresh}"
-        " --config {resources.config} --threads {threads} > {log} 2>&1"
+        " --config {resources.config} --servers {resources.servers:q} --threads {threads} > {log} 2>&1"

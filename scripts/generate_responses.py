@@ -20,6 +20,9 @@ def main() -> None:
     parser.add_argument("--journal", type=Path, required=True, help="every answer paid for so far (.jsonl)")
     parser.add_argument("--afresh", choices=["yes", "no"], default="no", help="yes: set the journal aside first")
     parser.add_argument("--config", type=Path, help="config that says where the engine runs; default: in this process")
+    parser.add_argument(
+        "--servers", type=Path, default=Path("logs/servers"), help="folder for the files of a server that Eyrie starts"
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     args = parser.parse_args()
 
@@ -37,6 +40,8 @@ def main() -> None:
         journal=args.journal,
         afresh=args.afresh == "yes",
         options=config.engine if config else None,
+        server=config.server if config else None,
+        servers=args.servers,
         threads=args.threads,
         checkup=partial(require_healthy, config, args.out.parents[2]) if config else None,
     )

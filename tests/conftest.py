@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -60,8 +59,7 @@ def build_tokenizer(folder: Path, *, template: str | None = CHATML, vocab_size: 
     tokenizer.save_pretrained(folder)
 
 
-@pytest.fixture(scope="session")
-def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build_target(folder: Path) -> None:
     """A Hugging Face folder: random Llama (6 layers, hidden 64, 4 heads, 2 kv heads, vocab 600, tied, bf16).
 
     ChatML template with a default system line, as SmolLM2 has it; eos and stop id is ``<|im_end|>`` (2).
@@ -69,7 +67,6 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-    folder = tmp_path_factory.mktemp("tiny-target")
     config = LlamaConfig(
         vocab_size=600,
         hidden_size=64,
@@ -91,6 +88,13 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2)
     model.save_pretrained(folder)
     build_tokenizer(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of :func:`build_target`, made once."""
+    folder = tmp_path_factory.mktemp("tiny-target")
+    build_target(folder)
     return folder
 
 
@@ -106,12 +110,16 @@ def tiny_library(tiny_target: Path):  # type: ignore[no-untyped-def]
 
 @pytest.fixture(scope="session")
 def serving_python() -> Path:
-    """The interpreter that `make serve-cpu` makes. Its 2.5 GB are not fetched unasked: EYRIE_SERVE_CPU=1 asks."""
-    import subprocess
-
+    """The interpreter that `make serve-cpu` makes (as `make test` does)."""
     root = Path(__file__).resolve().parents[1]
-    if os.environ.get("EYRIE_SERVE_CPU") == "1":
-        subprocess.run(["make", "serve-cpu", f"PYTHON={sys.executable}"], cwd=root, check=True)
     if not list(root.glob(".venv-serve/ready-*")):
-        pytest.skip("no .venv-serve: make it with `make serve-cpu`, or set EYRIE_SERVE_CPU=1 for the tests to make it")
+        pytest.skip("no .venv-serve: make it with `make serve-cpu`")
     return root / ".venv-serve" / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def long_serving_python(serving_python: Path) -> Path:
+    """The same, for tests that start several real servers; it takes EYRIE_SERVE_CPU=1 to run these minutes."""
+    if os.environ.get("EYRIE_SERVE_CPU") != "1":
+        pytest.skip("starts several real servers: set EYRIE_SERVE_CPU=1 to run it")
+    return serving_python

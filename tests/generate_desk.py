@@ -20,8 +20,9 @@ from eyrie.generate import generate
 from eyrie.recipes import subtree
 from eyrie.render import TurnRow
 from eyrie.targets.card import TargetCard
+from tests.fake_answers import STOP, answer_ids
 
-MAX_TOKENS, STOP, CONTEXT = 24, 2, 64
+MAX_TOKENS, CONTEXT = 24, 64
 
 
 class FakeRenderer:
@@ -79,13 +80,8 @@ class FakeEngine:
 
     @staticmethod
     def of(request: Request) -> Answer:
-        key = json.dumps([request.prompt_ids, request.seed if request.sampling.temperature else 0])
-        draw = random.Random(hashlib.sha256(key.encode()).digest())
-        length = draw.randint(1, request.sampling.max_tokens + 6)
-        ids = [draw.randint(3, 500) for _ in range(length - 1)] + [STOP]
-        if length > request.sampling.max_tokens:
-            return Answer(ids[: request.sampling.max_tokens], "length")
-        return Answer(ids, "stop")
+        seed = request.seed if request.sampling.temperature else 0
+        return Answer(*answer_ids(request.prompt_ids, request.sampling.max_tokens, seed))
 
 
 class LockstepEngine(FakeEngine):

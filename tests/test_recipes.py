@@ -83,6 +83,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "engine.urls": st.lists(st.sampled_from(["http://a:1", "https://b/v1"]), min_size=1),
     **{path: st.floats(0.0, 1.0) for path in MACHINE if path.startswith("engine.gates.")},
     "server.device": st.sampled_from(["cpu", "cuda"]),
+    "server.kv_cache_gate": st.floats(0.0, 1.0),
     "server.memory_fraction": st.floats(0.1, 0.9),
     "server.preset": st.sampled_from(["pcie-latency", "pcie-throughput"]),
     "server.python": st.just("elsewhere/bin/python"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eyrie.config import Engine as Options
-from eyrie.config import Sampling
+from eyrie.config import Sampling, Server
 from eyrie.conversation import Reject
 from eyrie.engines.base import Engine, Request
 from eyrie.engines.money import Outlook
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from eyrie.engines.chat import Encode
     from eyrie.engines.http import HttpEngine
     from eyrie.render import TurnRow
+    from eyrie.servers.spec import Spec
 
 # Environment variables that hold a key; it is read from there and written nowhere.
 KEYS = {"sglang": "SGLANG_API_KEY", "openai": "OPENAI_API_KEY", "openrouter": "OPENROUTER_API_KEY"}
@@ -36,6 +37,8 @@ def hire(
     outlook: Callable[[], Outlook],
     ledger: Path,
     owner: str,
+    server: Server,
+    servers: Path,
 ) -> Callable[[], Engine]:
     """How to make the engine; nothing heavy is imported and no server is asked before it is called.
 
@@ -47,7 +50,11 @@ def hire(
         last_turn: renders a finished conversation (:meth:`eyrie.render.Renderer.last_turn`).
         outlook: what is left to buy.
         ledger, owner: see :class:`eyrie.engines.money.Purse`.
+        server: the ``server`` section; what of it changes an answer is taken from the recipe instead.
+        servers: folder for the files of servers that Eyrie starts.
     """
+    if options.managed:
+        return lambda: _managed(recipe, options, card, model, threads, server, servers)
     if options.kind == "transformers":
         return lambda: _in_process(recipe, options, card, model, threads)
     return lambda: _served(recipe, options, card, encoder(last_turn), outlook, ledger, owner)
@@ -62,6 +69,42 @@ def _in_process(recipe: dict[str, Any], options: Options, card: TargetCard, mode
     dtype = choose_dtype(recipe.get("target", {}).get("dtype", "auto"), device)
     folder = resolve(model, recipe.get("target", {}).get("revision"))
     return TransformersEngine(folder, frozenset(card.stop_ids), dtype, options.batch_size, device)
+
+
+def _managed(
+    recipe: dict[str, Any], options: Options, card: TargetCard, model: str, threads: int, server: Server, servers: Path
+) -> Engine:
+    from eyrie.engines.cache_gate import CacheGate
+    from eyrie.engines.http import Patience
+    from eyrie.engines.managed import ManagedEngine
+    from eyrie.machine import choose_dtype
+    from eyrie.servers.flags import sglang_version
+    from eyrie.servers.sglang import choose_server_device, server_python, sglang_spec
+
+    target, server = recipe.get("target", {}), server.with_recipe(recipe.get("server", {}))
+    dtype = choose_dtype(target.get("dtype", "auto"), choose_server_device(server))
+    stop_ids, folder = frozenset(card.stop_ids), resolve(model, target.get("revision"))
+
+    def spec_of(server: Server) -> Spec:
+        return sglang_spec(
+            server,
+            model=folder,
+            dtype=str(dtype).removeprefix("torch."),
+            threads=threads,
+            trust_remote_code=target.get("trust_remote_code", False),
+            probe_ids=tuple(card.stop_ids[:1]),
+        )
+
+    spec, gate = spec_of(server), None
+    if server.kv_cache != "auto" and server.kv_cache_gate > 0:
+        plain = spec_of(server.model_copy(update={"kv_cache": "auto"}))
+        plain = plain.model_copy(update={"planned_pool_tokens": None})  # its pool is half as large, and large enough
+        made_of = {"sglang": sglang_version(server_python(server)), "target": card.target}
+        gate = CacheGate(plain, spec, servers, server.kv_cache_gate, stop_ids, made_of)
+    # what is more than the server decodes at once would only wait there, and overshoot the budget
+    concurrency = min(options.concurrency, server.max_running_requests)
+    patience = Patience(options.timeout, options.tries, options.outage)
+    return ManagedEngine(spec, servers, stop_ids, concurrency, patience, gate)
 
 
 def _served(
@@ -95,8 +138,6 @@ def _served(
             str(options.model), options.openrouter, encode, reasoning=options.reasoning, outlook=outlook, cap=cap,
             max_tokens=Sampling.model_validate(recipe.get("sampling", {})).max_tokens,
         )  # fmt: skip
-    if not urls:
-        raise EyrieError(f"engine.urls: names no server, which kind {options.kind} needs; add the base URL of one")
     patience = Patience(options.timeout, options.tries, options.outage)
     return HttpEngine(wire, urls, concurrency=options.concurrency, patience=patience, key=key, purse=purse)
 

@@ -41,21 +41,30 @@ class Lease:
         Raises:
             EyrieError: it was given up or refused; the message holds the reason and the log's last lines.
         """
-        end = time.monotonic() + self._patience()
+        end = time.monotonic() + self.patience
         while time.monotonic() < end:
-            supervised = is_held(self.files.alive)  # before the state: what a dead supervisor wrote last is final
-            state = self.files.read_state()
-            if state is not None and state.phase == "failed":
-                raise EyrieError(f"{self.files.log}: the server {state.reason}")
-            if not supervised:
-                with locked(self.files.gate):
-                    _start_supervisor(self.files, self.spec)
-            elif state is not None and state.phase == "ready" and _listens(state.url):
+            if (state := self.look()) is not None:
                 return state
             time.sleep(POLL_S)
-        raise EyrieError(f"{self.files.log}: the server did not become ready within {self._patience():.0f} s")
+        raise EyrieError(f"{self.files.log}: the server did not become ready within {self.patience:.0f} s")
 
-    def _patience(self) -> float:
+    def look(self) -> State | None:
+        """Its state if it answers now, else None; a supervisor that died is replaced. Raises :class:`EyrieError` as
+        :meth:`ready` does."""
+        supervised = is_held(self.files.alive)  # before the state: what a dead supervisor wrote last is final
+        state = self.files.read_state()
+        if state is not None and state.phase == "failed":
+            raise EyrieError(f"{self.files.log}: the server {state.reason}")
+        if not supervised:
+            with locked(self.files.gate):
+                _start_supervisor(self.files, self.spec)
+        elif state is not None and state.phase == "ready" and _listens(state.url):
+            return state
+        return None
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a start, or a restart, may take."""
         return (self.spec.start_timeout_s + 60.0) * 2
 
 
@@ -95,11 +104,7 @@ def lease(spec: Spec, root: Path) -> Iterator[Lease]:
         own.unlink(missing_ok=True)
         os.close(descriptor)
         if spec.idle_s == 0:  # nobody else will use it: its memory is free when the job ends
-            wait_for(lambda: not is_held(files.alive) or _is_leased(files), 4 * spec.grace_s + 120.0)
-
-
-def _is_leased(files: Files) -> bool:
-    return any(is_held(path) for path in files.leases.iterdir())
+            wait_for(lambda: not is_held(files.alive) or files.is_leased(), 4 * spec.grace_s + 120.0)
 
 
 def _start_supervisor(files: Files, spec: Spec) -> None:

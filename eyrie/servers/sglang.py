@@ -120,7 +120,7 @@ def sglang_spec(
             a host cache beyond the host's memory, a drafter served under the wrong algorithm.
     """
     device, is_local = choose_server_device(server), Path(model).is_dir()
-    python = shutil.which(server.python) or server.python
+    python = server_python(server)
     preset = preset_of(server.preset)
     for name in server.flags:
         if name.startswith("speculative"):
@@ -162,6 +162,11 @@ def sglang_spec(
         idle_s=server.idle_s,
         gpus=_gpus(server.tensor_parallel) if device == "cuda" else (),
     )
+
+
+def server_python(server: Server) -> str:
+    """The interpreter that ``server.python`` names, looked up in PATH."""
+    return shutil.which(server.python) or server.python
 
 
 def choose_server_device(server: Server) -> str:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from eyrie.errors import EyrieError
 from eyrie.formats.publish import write_text
+from eyrie.servers.locks import is_held
 
 
 class Spec(BaseModel):
@@ -76,6 +77,11 @@ class State(BaseModel):
     version: str = ""
     reason: str = ""
 
+    @property
+    def life(self) -> tuple[int, int]:
+        """Differs between any two starts of the server."""
+        return self.supervisor, self.starts
+
 
 class Files:
     """Names inside a server's folder."""
@@ -90,6 +96,10 @@ class Files:
         self.alive = folder / "supervisor.lock"
         self.guarded = folder / "guard.lock"
         self.leases = folder / "leases"
+
+    def is_leased(self) -> bool:
+        """Whether a living job holds a lease; final only while the gate is held."""
+        return any(is_held(path) for path in self.leases.iterdir())
 
     def read_spec(self) -> Spec:
         try:

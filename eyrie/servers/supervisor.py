@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from eyrie.servers.guard import start_guarded
-from eyrie.servers.locks import is_held, locked, take
+from eyrie.servers.locks import locked, take
 from eyrie.servers.memory import used_bytes, wait_until_returned
 from eyrie.servers.probe import LogReader, generates, served_names, version_of
 from eyrie.servers.process import adopt_orphans, free_ports, members, send, wait_for
@@ -164,7 +164,7 @@ class Supervisor:
 
     def is_unused(self) -> bool:
         """True once no lease was held for ``idle_s``; the state says so before a new lease can be taken."""
-        if any(is_held(path) for path in self.files.leases.iterdir()):
+        if self.files.is_leased():
             self.unused_since = None
             return False
         now = time.monotonic()
@@ -172,10 +172,10 @@ class Supervisor:
         if now - self.unused_since < self.spec.idle_s:
             return False
         with locked(self.files.gate):
+            if self.files.is_leased():
+                return False
             for path in list(self.files.leases.iterdir()):
-                if is_held(path):
-                    return False
-                path.unlink()
+                path.unlink(missing_ok=True)
             self.say("stopping", reason="no lease")
         return True
 

@@ -301,8 +301,6 @@ def test_no_server_at_all_ends_the_stage_with_the_mend(desk: Desk) -> None:
     with pytest.raises(EyrieError, match=r"no server has answered for 0\.5 s \(unreachable: .*mend engine\.urls"):
         desk.run_served(300, {"kind": "sglang", "urls": ["http://127.0.0.1:9"], **FAST, "outage": 0.5})
     assert time.monotonic() - began < 5
-    with pytest.raises(EyrieError, match=r"engine\.urls: names no server, which kind sglang needs"):
-        desk.run_served(300, {"kind": "sglang"})
 
 
 def test_servers_that_are_busy_for_ever_end_the_stage(desk: Desk) -> None:

@@ -8,8 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.fake_answers import answer_ids, scored_ids
 
 
 def main() -> None:
@@ -23,6 +28,9 @@ def main() -> None:
     parser.add_argument("--child", choices=["group", "own-session"], help="starts a worker")
     parser.add_argument("--crash", type=Path, help="ends with status 3 at its start while this file exists")
     parser.add_argument("--busy", type=Path, help="a port that is taken, once: removed on the way")
+    parser.add_argument("--asked", type=Path, help="prompts that it was asked are appended here, as JSON")
+    parser.add_argument("--drift", type=float, default=0.0, help="share of decoded tokens that come out wrong")
+    parser.add_argument("--token-s", type=float, default=0.0, help="seconds per token of an answer")
     args = parser.parse_args()
 
     pids = [os.getpid()]
@@ -50,13 +58,28 @@ def main() -> None:
                 self.reply({"version": "0.5.23"})
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path == "/die":
                 os._exit(5)
             if args.mute:
                 return self.reply({"output_ids": []})
             print("Decode batch, #running-req: 1, gen throughput (token/s): 41.50, #queue-req: 0", flush=True)
-            return self.reply({"output_ids": [7]})
+            most = body.get("sampling_params", {}).get("max_new_tokens", 1)
+            if body.get("return_logprob"):
+                assert body["sampling_params"]["ignore_eos"]
+                scored = scored_ids(body["input_ids"], most, args.drift)
+                return self.reply({"meta_info": {"output_token_logprobs": scored}})
+            return self.reply({"output_ids": [7]} if most == 1 else self.answer(body["input_ids"], most))
+
+        def answer(self, ids: list[int], most: int) -> dict[str, object]:
+            if args.asked:
+                with args.asked.open("a") as file:
+                    file.write(json.dumps(ids) + "\n")
+            output_ids, reason = answer_ids(ids, most)
+            time.sleep(args.token_s * len(output_ids))
+            finish = {"type": reason, **({"matched": output_ids[-1]} if reason == "stop" else {})}
+            meta = {"finish_reason": finish, "prompt_tokens": len(ids), "cached_tokens": 1}
+            return {"output_ids": output_ids, "meta_info": meta}
 
         def reply(self, value: object) -> None:
             body = json.dumps(value).encode()
@@ -68,6 +91,7 @@ def main() -> None:
         def log_message(self, *_: object) -> None:
             pass
 
+    ThreadingHTTPServer.request_queue_size = 128
     ThreadingHTTPServer(("127.0.0.1", args.port), Handler).serve_forever()
 
 

@@ -17,7 +17,8 @@ from eyrie.servers.lease import Lease, _listens, lease
 from eyrie.servers.locks import is_held, take
 from eyrie.servers.probe import ask
 from eyrie.servers.process import wait_for
-from eyrie.servers.spec import Files, Spec, State
+from eyrie.servers.spec import Files, Spec, State, dump_spec
+from eyrie.servers.supervisor import Supervisor
 
 FAKE = Path(__file__).with_name("fake_server.py")
 
@@ -169,6 +170,16 @@ def test_it_is_given_up_after_too_many_deaths_in_a_row(desk: Desk, tmp_path: Pat
         with pytest.raises(EyrieError, match="a weight is missing"):
             held.ready()
     assert len(desk.starts()) == 3
+
+
+def test_pauses_between_restarts_double_up_to_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("eyrie.servers.supervisor.wait_for", lambda told, seconds: pauses.append(seconds))
+    Files(tmp_path).spec.write_text(dump_spec(Spec(command=("any",), backoff_s=1.0)))
+    supervisor = Supervisor(tmp_path)
+    for death in range(1, 10):
+        supervisor.back_off(death, "it died")
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
 @pytest.mark.parametrize("child", ["group", "own-session"])
