@@ -107,6 +107,12 @@ class Dataset(Section):
     tokens_per_shard: int = Field(1_000_000, ge=1, description="completion tokens one shard may hold")
     prompts_per_shard: int = Field(4_000, ge=1, description="prompts one shard owns; enough to fill its tokens")
     max_prompt_chars: int = Field(20_000, ge=1, description="longer prompts are rejected as `prompt_too_long`")
+    turns: int | None = Field(
+        None,
+        ge=1,
+        description="answer turn by turn: so many user turns at most, each behind the target's own answers to the ones "
+        "before; default: the last user turn alone, behind the answers that the data holds",
+    )
     tools: Literal["require", "drop"] = Field(
         "require", description="drop: use a tool dataset's questions without its tool declarations"
     )
@@ -121,6 +127,12 @@ class Dataset(Section):
         named = [key for key in ("repo", "revision", "files") if getattr(self, key)]
         if self.path and named:
             raise ValueError(f"path and {named[0]} name two sources: remove one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _turns_are_answered(self) -> Dataset:
+        if self.turns is not None and self.kind == "native":
+            raise ValueError("turns is for kind answered: a native dataset gives a row for each of its answers; take it out")
         return self
 
     @property

@@ -1,0 +1,82 @@
+"""How long a shard will yet take: a range, learnt from the answers that have ended.
+
+Two things take time. The tokens that are missing come at the speed of one answer times the answers in flight. And the
+last answers must end, however few they are: with 16,000-token answers that is most of a short shard's time, with
+700-token ones it is nothing. So lengths count, and not only a rate of tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+WINDOW = 512  # answers that the range is learnt from: servers become slower or faster
+KNOWN_AFTER = 20  # answers after which the longest one seen stands for the longest to come
+WIDEST = 0.75  # of the estimate, up and down
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An answer that has ended: its completion tokens, and the seconds from its request to its end."""
+
+    tokens: int
+    seconds: float
+
+
+def remaining(
+    missing: int, ended: Sequence[Ended], in_flight: Sequence[float], max_tokens: int, turns: int = 1
+) -> tuple[float, float] | None:
+    """Seconds until the shard is full, at the least and at the most; None before anything is known.
+
+    Args:
+        missing: completion tokens that are not there yet.
+        ended: the latest answers.
+        in_flight: seconds for which each answer in flight has been awaited.
+        max_tokens: of one answer.
+        turns: answers that a row in flight may still need, one after the other.
+    """
+    tokens, seconds = sum(one.tokens for one in ended), sum(one.seconds for one in ended)
+    if tokens <= 0 or seconds <= 0:
+        return None
+    speed = tokens / seconds  # tokens a second of one answer
+    mean, count = tokens / len(ended), len(ended)
+    spread = (sum((one.tokens - mean) ** 2 for one in ended) / count) ** 0.5 / mean
+    margin = min(WIDEST, 2 * max(spread, 0.25) / count**0.5)  # two standard errors of the mean length
+    slots = max(len(in_flight), 1)
+    longest = max(max(one.tokens for one in ended), speed * max(in_flight, default=0.0))
+    longest = min(longest, max_tokens) if count >= KNOWN_AFTER else max_tokens
+    waited = min(in_flight, default=0.0)  # the youngest answer in flight has the most before it
+    soonest, latest = speed * (1 + margin), speed * (1 - margin)
+    low = missing / (slots * soonest)
+    tail = max(longest / latest - waited, 0.0) + (turns - 1) * longest / latest if in_flight or missing > 0 else 0.0
+    return low, missing / (slots * latest) + tail
+
+
+class Pace:
+    """Watches answers start and end, for :func:`remaining`.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._asked = clock, dict[int, float]()
+        self._ended: deque[Ended] = deque(maxlen=WINDOW)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._asked)
+
+    def asked(self, position: int) -> None:
+        self._asked[position] = self._clock()
+
+    def ended(self, position: int, tokens: int) -> None:
+        self._ended.append(Ended(tokens, self._clock() - self._asked.pop(position)))
+
+    def remaining(self, missing: int, max_tokens: int, turns: int = 1) -> tuple[float, float] | None:
+        """See :func:`remaining`."""
+        now = self._clock()
+        waiting = [now - since for since in self._asked.values()]
+        return remaining(max(missing, 0), self._ended, waiting, max_tokens, turns)
