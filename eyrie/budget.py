@@ -14,7 +14,7 @@ PRIOR_SHARE = 0.63
 
 @dataclass(slots=True)
 class _Flight:
-    """A row in flight: the clock when its awaited answer was asked for, the answers it has, those behind the awaited."""
+    """A row in flight: the clock when an answer was asked for, the answers it has, and those behind the awaited one."""
 
     since: int
     seen: int

@@ -25,33 +25,45 @@ class Ended:
     seconds: float
 
 
+def speed_of(ended: Sequence[Ended]) -> float:
+    """Tokens a second of one answer; 0 before anything is known."""
+    seconds = sum(one.seconds for one in ended)
+    return sum(one.tokens for one in ended) / seconds if seconds > 0 else 0.0
+
+
+def made(ended: Sequence[Ended], in_flight: Sequence[float], max_tokens: int) -> float:
+    """Tokens that the answers in flight have by now, at the speed of those that have ended."""
+    return sum(min(speed_of(ended) * waited, max_tokens) for waited in in_flight)
+
+
 def remaining(
-    missing: int, ended: Sequence[Ended], in_flight: Sequence[float], max_tokens: int, turns: int = 1
+    missing: float, ended: Sequence[Ended], in_flight: Sequence[float], max_tokens: int, turns: int = 1
 ) -> tuple[float, float] | None:
     """Seconds until the shard is full, at the least and at the most; None before anything is known.
 
     Args:
-        missing: completion tokens that are not there yet.
+        missing: completion tokens that neither the answers that have ended nor those in flight hold.
         ended: the latest answers.
         in_flight: seconds for which each answer in flight has been awaited.
         max_tokens: of one answer.
-        turns: answers that a row in flight may still need, one after the other.
+        turns: answers that a conversation may need, one after the other.
     """
-    tokens, seconds = sum(one.tokens for one in ended), sum(one.seconds for one in ended)
-    if tokens <= 0 or seconds <= 0:
-        return None
-    speed = tokens / seconds  # tokens a second of one answer
-    mean, count = tokens / len(ended), len(ended)
+    speed, count = speed_of(ended), len(ended)
+    if speed <= 0 or not (in_flight or missing > 0):
+        return None if speed <= 0 else (0.0, 0.0)
+    mean = sum(one.tokens for one in ended) / count
     spread = (sum((one.tokens - mean) ** 2 for one in ended) / count) ** 0.5 / mean
     margin = min(WIDEST, 2 * max(spread, 0.25) / count**0.5)  # two standard errors of the mean length
     slots = max(len(in_flight), 1)
     longest = max(max(one.tokens for one in ended), speed * max(in_flight, default=0.0))
     longest = min(longest, max_tokens) if count >= KNOWN_AFTER else max_tokens
-    waited = min(in_flight, default=0.0)  # the youngest answer in flight has the most before it
     soonest, latest = speed * (1 + margin), speed * (1 - margin)
-    low = missing / (slots * soonest)
-    tail = max(longest / latest - waited, 0.0) + (turns - 1) * longest / latest if in_flight or missing > 0 else 0.0
-    return low, missing / (slots * latest) + tail
+    waited = min(in_flight, default=0.0)  # the youngest answer in flight has the most before it
+    if missing > 0:
+        waited = 0.0  # and others are yet to be asked for
+    tail = max(longest / latest - waited, 0.0) + (turns - 1) * longest / latest
+    missing = max(missing, 0.0)
+    return missing / (slots * soonest), missing / (slots * latest) + tail
 
 
 class Pace:
@@ -75,8 +87,14 @@ class Pace:
     def ended(self, position: int, tokens: int) -> None:
         self._ended.append(Ended(tokens, self._clock() - self._asked.pop(position)))
 
-    def remaining(self, missing: int, max_tokens: int, turns: int = 1) -> tuple[float, float] | None:
+    def made(self, max_tokens: int) -> int:
+        """See :func:`made`."""
+        return round(made(list(self._ended), self._waiting(), max_tokens))
+
+    def remaining(self, missing: float, max_tokens: int, turns: int = 1) -> tuple[float, float] | None:
         """See :func:`remaining`."""
+        return remaining(missing, list(self._ended), self._waiting(), max_tokens, turns)
+
+    def _waiting(self) -> list[float]:
         now = self._clock()
-        waiting = [now - since for since in self._asked.values()]
-        return remaining(max(missing, 0), self._ended, waiting, max_tokens, turns)
+        return [now - since for since in list(self._asked.values())]

@@ -148,6 +148,7 @@ def response_rows(source: Path, rendered: Rendered, card: TargetCard, options: T
                     f"it was made for another target, rebuild it with `snakemake -f {source}`"
                 )
             made = _row(row["id"], messages, len(messages), [*prompt, *output], len(prompt), finish)
+            made["prompt_key"] = row.get("prompt_key", made["prompt_key"])  # of the whole, for one turn of several
         except (KeyError, TypeError) as error:
             raise EyrieError(
                 f"{source}:{number}: is no response row ({type(error).__name__}: {error}); "

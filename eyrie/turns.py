@@ -93,6 +93,10 @@ class Talk:
         content = {"messages": self.messages, "tools": self.tools}
         return hashlib.sha256(CANONICAL.encode(content).encode()).hexdigest()[:16]
 
+    def context_of(self, turn: int) -> list[Message]:
+        """The messages before the target's answer number ``turn``, which may be one that is still to come."""
+        return self.messages[: self.said[turn]] if turn < len(self.said) else self.messages
+
     def hear(self, answer: Message) -> bool:
         """Take the target's answer and go on to the next step; False when the conversation ends here.
 

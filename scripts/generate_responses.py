@@ -19,12 +19,20 @@ def main() -> None:
     parser.add_argument("--journal", type=Path, required=True, help="every answer paid for so far (.jsonl)")
     parser.add_argument("--afresh", choices=["yes", "no"], default="no", help="yes: set the journal aside first")
     parser.add_argument("--config", type=Path, help="config that says where the engine runs; default: in this process")
+    parser.add_argument(
+        "--progress",
+        type=Path,
+        help="file that says how far it is; default: logs/generate/<dataset>/<shard>.json of the run",
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     args = parser.parse_args()
 
     from eyrie.config import load_config
     from eyrie.generate import generate
 
+    config = load_config(args.config) if args.config else None
+    shard = args.journal.with_suffix(".json")  # results/<run>/journal/<dataset>/<shard>
+    dataset = args.prompts.parent.name
     generate(
         args.recipe,
         prompts=args.prompts,
@@ -33,7 +41,9 @@ def main() -> None:
         out=args.out,
         journal=args.journal,
         afresh=args.afresh == "yes",
-        options=load_config(args.config).engine if args.config else None,
+        options=config.engine if config else None,
+        gates=config.datasets[dataset].gates if config and dataset in config.datasets else None,
+        progress=args.progress or shard.parents[2] / "logs" / "generate" / dataset / shard.name,
         threads=args.threads,
     )
 
