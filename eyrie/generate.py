@@ -213,7 +213,7 @@ class Shift:
             request = self._begin(position)
             if request is not None:
                 yield self._asked(request)
-        while not self.budget.full and any(self.talks[position].left for position in self.open):
+        while not self.budget.full and (self.next_turns or any(self.talks[at].left for at in self.open)):
             yield self._asked(self.next_turns.popleft()) if self.next_turns else None
 
     def _asked(self, request: Request) -> Request:

@@ -80,7 +80,7 @@ MACHINE = sorted(path for path, field in options(Config) if is_machine(field))
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "engine.device": st.sampled_from(["cpu", "cuda", "cuda:1"]),
     "engine.urls": st.lists(st.sampled_from(["http://a:1", "https://b/v1"]), min_size=1),
-    **{path: st.floats(0.0, 1.0) for path in MACHINE if path.startswith("engine.gates.")},
+    **{path: st.floats(0.0, 1.0) for path in MACHINE if ".gates." in path},
     "server.device": st.sampled_from(["cpu", "cuda"]),
     "server.memory_fraction": st.floats(0.1, 0.9),
     "server.preset": st.sampled_from(["pcie-latency", "pcie-throughput"]),
@@ -150,6 +150,7 @@ CONTENT: dict[str, Any] = {
     "datasets.<name>.max_prompt_chars": 7,
     "datasets.<name>.tools": "drop",
     "datasets.<name>.weight": 2.0,
+    "datasets.<name>.turns": 3,
     "datasets.<name>.token_cap": 7,
     "datasets.<name>.sampling.temperature": 0.5,
     "datasets.<name>.sampling.top_p": 0.5,
