@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 from collections import Counter
@@ -10,34 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyrie.budget import Budget
+from eyrie.config import Engine
 from eyrie.conversation import Reject, prompt_key
+from eyrie.formats.jsonl import read_jsonl, write_jsonl
+from eyrie.formats.manifest import RowCounts
+from eyrie.formats.publish import publish
+from eyrie.formats.tokens import read_tokens
+from eyrie.generate import generate
+from eyrie.render import Renderer
+from eyrie.targets import identify
+from eyrie.tokenize_rows import tokenize
 from eyrie.turns import Step, Talk, script
 from tests.fake_server import FakeServer
-from tests.generate_desk import Desk, FakeEngine, FakeRenderer
-
-TOOLS = [{"type": "function", "function": {"name": name}} for name in ("search", "add")]
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def calls(*names: str) -> dict[str, Any]:
-    made = [
-        {"id": f"d{n}", "type": "function", "function": {"name": name, "arguments": {}}} for n, name in enumerate(names)
-    ]
-    return {"role": "assistant", "content": "", "tool_calls": made}
-
-
-def result(text: str, id: str | None = None) -> dict[str, Any]:
-    return {"role": "tool", "content": text, **({"tool_call_id": id} if id else {})}
-
-
-SAID = {"role": "assistant", "content": "the data's answer"}
+from tests.generate_desk import Desk, FakeEngine
+from tests.turns_desk import SAID, TOOLS, TalkRenderer, calls, conversation, desk_of, result, user
 
 
 # ---- the script ----
@@ -93,31 +83,6 @@ def test_calls_that_do_not_match_end_it(data: list[dict[str, Any]], said: dict[s
 
 
 # ---- the stage ----
-class TalkRenderer(FakeRenderer):
-    """Ids depend on every message of the context."""
-
-    def prompt_ids(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
-        if messages[-1]["content"] == "refuse me":
-            raise Reject("template_refused")
-        return list(hashlib.sha256(json.dumps(messages).encode()).hexdigest()[: 16 + len(messages)].encode())
-
-
-def conversation(number: int) -> dict[str, Any]:
-    """One to four turns; a third of the conversations has tools."""
-    messages = [user(f"hello {number}")]
-    for turn in range(number % 4):
-        if number % 3 == 0 and (number + turn) % 2:
-            messages += [calls("search" if turn % 2 else "add"), result(f"result {turn}", "d0")]
-        messages += [SAID, user("refuse me" if (number, turn) == (5, 0) else f"and then {turn}")]
-    row = {"id": hashlib.sha256(str(number).encode()).hexdigest()[:16], "index": number, "messages": messages}
-    return row | ({"tools": TOOLS} if number % 3 == 0 else {})
-
-
-def desk_of(root: Path, count: int, **more: Any) -> Desk:
-    rows = [conversation(number) for number in range(count)]
-    return Desk(root, [], rows=rows, turns=9, renderer=TalkRenderer(), **more)
-
-
 def played(row: dict[str, Any]) -> tuple[list[list[int]], str | None]:
     """The answers that a row gets, worked out the slow way, and why it ended early."""
     renderer, talk, answers = TalkRenderer(), Talk(script(row["messages"]), row.get("tools")), []
@@ -266,3 +231,50 @@ def test_the_budget_of_several_turns_never_stalls(data: st.DataObject, budget: i
     totals = [sum(row) for row in rows]
     prefix = next((n for n in range(len(rows)) if sum(totals[:n]) >= budget), len(rows))
     assert (book.end, book.filled) == (prefix, sum(totals[:prefix]))
+
+
+def test_the_target_in_this_process_answers_itself_and_rows_hold_its_ids(
+    tiny_target: Path,
+    tiny_library,  # type: ignore[no-untyped-def]
+    tmp_path: Path,
+) -> None:
+    """A real model, tokenizer and template, from the prompt shard to token rows."""
+    torch.set_num_threads(1)
+    card = tmp_path / "target.json"
+    identify({"target": {}}, str(tiny_target), card)
+    stops = [2, *range(5, 600, 7)]  # a random model must come to an end
+    card.write_text(json.dumps({**json.loads(card.read_text()), "stop_ids": stops}))
+    prompts, out = tmp_path / "code" / "s0000.jsonl.zst", tmp_path / "responses" / "s0000.jsonl.zst"
+    texts = ["What is the capital of France?", "Please write a letter.", "And the weather?"]
+    rows = [
+        {"id": f"{n:016x}", "index": n, "messages": [user(texts[n % 3]), SAID, user(texts[1]), SAID, user(f"{n}")]}
+        for n in range(12)
+    ]
+    with publish(prompts, stage="ingest", recipe={}) as draft:
+        write_jsonl(draft.path, rows)
+        draft.rows = RowCounts(read=12, kept=12)
+    made = {"sampling": {"max_tokens": 10}, "token_budget": 10_000, "turns": 3, "target": {"dtype": "float32"}}
+    generate(
+        made, prompts=prompts, target=card, model=str(tiny_target), out=out,
+        journal=tmp_path / "journal" / "code" / "s0000.jsonl", options=Engine(batch_size=4),
+    )  # fmt: skip
+    renderer, answered = Renderer(tiny_target, stops), list(read_jsonl(out))
+    assert Counter(row["turn"] for row in answered)[2] >= 2
+    for row in answered:
+        assert row["prompt_ids"] == renderer.prompt_ids(row["messages"])
+        tokens = torch.tensor([row["prompt_ids"]])
+        ids = tiny_library.generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=10, do_sample=False, eos_token_id=stops
+        )
+        assert row["output_ids"] == ids[0, tokens.shape[1] :].tolist()
+    shard = tmp_path / "tokens" / "s0000.parquet"
+    tokenize(
+        {"kind": "answered", "tokenize": {"truncated": "keep"}}, source=out, name="code", target=card,
+        model=str(tiny_target), out=shard,
+    )  # fmt: skip
+    table = read_tokens(shard).to_dicts()
+    assert [row["input_ids"] for row in table] == [[*row["prompt_ids"], *row["output_ids"]] for row in answered]
+    assert len({row["row_id"] for row in table}) == len(answered)
+    keys = {row["conversation"]: row["prompt_key"] for row in table}
+    assert all(row["prompt_key"] == keys[row["conversation"]] for row in table)
+    assert keys == {row["id"]: prompt_key(row["messages"]) for row in rows if row["id"] in keys}
