@@ -71,7 +71,6 @@ REASONS = {
     "reasoning_unwanted": "reasoning in a run whose target answers without it (target.thinking: false)",
     "broken_turn": "the rendered turn breaks a rule of the target's family (a turn token inside, an open think block)",
     "quoted_control": "quotes a control string, which this tokenizer cannot encode as text",
-    "retokenization_drift": "text without ids that encodes to another number of tokens than the provider counted",
     "over_budget": "the shard's token budget is full",
     # merge
     "over_cap": "the dataset's token_cap is full",

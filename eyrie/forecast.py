@@ -37,7 +37,12 @@ def made(ended: Sequence[Ended], in_flight: Sequence[float], max_tokens: int) ->
 
 
 def remaining(
-    missing: float, ended: Sequence[Ended], in_flight: Sequence[float], max_tokens: int, turns: int = 1
+    missing: float,
+    ended: Sequence[Ended],
+    in_flight: Sequence[float],
+    max_tokens: int,
+    turns: int = 1,
+    slots: int = 1,
 ) -> tuple[float, float] | None:
     """Seconds until the shard is full, at the least and at the most; None before anything is known.
 
@@ -47,6 +52,7 @@ def remaining(
         in_flight: seconds for which each answer in flight has been awaited.
         max_tokens: of one answer.
         turns: answers that a conversation may need, one after the other.
+        slots: answers that are in flight at once while there is something to ask, or more.
     """
     speed, count = speed_of(ended), len(ended)
     if speed <= 0 or not (in_flight or missing > 0):
@@ -54,7 +60,7 @@ def remaining(
     mean = sum(one.tokens for one in ended) / count
     spread = (sum((one.tokens - mean) ** 2 for one in ended) / count) ** 0.5 / mean
     margin = min(WIDEST, 2 * max(spread, 0.25) / count**0.5)  # two standard errors of the mean length
-    slots = max(len(in_flight), 1)
+    slots = max(len(in_flight), slots)
     longest = max(max(one.tokens for one in ended), speed * max(in_flight, default=0.0))
     longest = min(longest, max_tokens) if count >= KNOWN_AFTER else max_tokens
     soonest, latest = speed * (1 + margin), speed * (1 - margin)
@@ -74,7 +80,7 @@ class Pace:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._asked = clock, dict[int, float]()
+        self._clock, self._asked, self._slots = clock, dict[int, float](), 1
         self._ended: deque[Ended] = deque(maxlen=WINDOW)
 
     @property
@@ -83,6 +89,7 @@ class Pace:
 
     def asked(self, position: int) -> None:
         self._asked[position] = self._clock()
+        self._slots = len(self._asked)
 
     def ended(self, position: int, tokens: int) -> None:
         self._ended.append(Ended(tokens, self._clock() - self._asked.pop(position)))
@@ -93,7 +100,7 @@ class Pace:
 
     def remaining(self, missing: float, max_tokens: int, turns: int = 1) -> tuple[float, float] | None:
         """See :func:`remaining`."""
-        return remaining(missing, list(self._ended), self._waiting(), max_tokens, turns)
+        return remaining(missing, list(self._ended), self._waiting(), max_tokens, turns, self._slots)
 
     def _waiting(self) -> list[float]:
         now = self._clock()
