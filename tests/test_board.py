@@ -104,7 +104,8 @@ def shard(name: str, state: str, tokens: int, **more: Any) -> dict[str, Any]:
     return {
         "format": 1, "dataset": "code", "shard": name, "state": state, "updated": time.time(), "token_budget": 1000,
         "tokens": tokens, "tokens_in_flight": 40, "tokens_per_second": 10.0, "in_flight": 4, "answers": 7,
-        "truncated": 1, "unusable": {"drifted": 1}, "faults": {"429": 2}, "dollars": 0.5, "remaining_seconds": [50.0, 80.0], **more,
+        "truncated": 1, "unusable": {"drifted": 1}, "faults": {"429": 2}, "dollars": 0.5,
+        "remaining_seconds": [50.0, 80.0], **more,
     }  # fmt: skip
 
 
