@@ -135,8 +135,8 @@ class Board:
 def _facts(said: dict[str, Any]) -> dict[str, Fact]:
     """What a line shows beside tokens, rate and time."""
     facts: dict[str, Fact] = {"answers": said["answers"], "truncated": said["truncated"], **said["unusable"]}
-    over = said["state"] != "running"
-    facts |= {"in flight": 0 if over else said["in_flight"], "with tokens": 0 if over else said["tokens_in_flight"]}
+    running = said["state"] == "running"
+    facts["in flight"] = f"{said['in_flight']} with {said['tokens_in_flight']:,} tokens" if running else 0
     facts |= {f"error {kind}": count for kind, count in said["faults"].items()}
     return facts | ({"dollars": said["dollars"]} if said["dollars"] else {})
 
