@@ -203,7 +203,7 @@ def table(datasets: dict[str, int], shards: list[dict[str, Any]]) -> str:
     for name, budget in datasets.items():
         whole = of_dataset(name, budget, shards)
         done = sum(said["state"] == "done" and said["dataset"] == name for said in shards)
-        lines.append(f"{name}: {_line(whole, whole['errors'])}, {done} shards done")
+        lines.append(f"{name}: {_line(whole, whole['errors'])}, {done} {'shard' if done == 1 else 'shards'} done")
         for said in shards:
             if said["dataset"] == name and said["state"] != "done":
                 errors = {**said["unusable"], **{f"error {kind}": n for kind, n in said["faults"].items()}}

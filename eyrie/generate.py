@@ -291,7 +291,7 @@ class Shift:
             if following is not None:
                 self.budget.turn(position, self._lengths(position))
                 self.next_turns.append(following)
-        if reason in UNUSABLE:
+        if reason in UNUSABLE or self.counts.unread:
             self.check_gates(at_once=True)
 
     def _hear(self, position: int, talk: Talk, kept: Kept) -> bool:

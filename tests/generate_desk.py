@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from eyrie.config import Engine, Sampling
+from eyrie.config import Engine, Gates, Sampling
 from eyrie.conversation import Reject
 from eyrie.engines.base import Answer, Request
 from eyrie.formats.jsonl import read_jsonl, write_jsonl
@@ -130,7 +130,9 @@ class Desk:
         rows: list[dict[str, Any]] | None = None,
         turns: int | None = None,
         renderer: FakeRenderer | None = None,
+        gates: Gates | None = None,
     ) -> None:
+        self.gates = gates
         rows = [prompt_row(n, content) for n, content in enumerate(contents)] if rows is None else rows
         self.turns = {"turns": turns} if turns else {}
         self.renderer = renderer or FakeRenderer()
@@ -176,6 +178,7 @@ class Desk:
             engine=make,
             renderer=self.renderer,
             progress=self.progress,
+            gates=self.gates,
         )
         return read_manifest(self.out)
 
@@ -192,6 +195,7 @@ class Desk:
             options=engine,
             renderer=self.renderer,
             progress=self.progress,
+            gates=self.gates,
         )
         return read_manifest(self.out)
 

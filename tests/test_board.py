@@ -128,7 +128,7 @@ def test_a_dataset_is_the_sum_of_its_shards(tmp_path: Path) -> None:
     assert whole["remaining_seconds"] == [50 + 150, 80 + 250]
     lines = table({"code": 4000, "none": 10}, found).splitlines()
     assert lines[0].startswith("code: 1,510 of 4,000 tokens (37%), 10 tokens/s, 4 in flight with 40 tokens")
-    assert lines[0].endswith("$1.5000, 3 min 20 s to 5 min 30 s left, 1 shards done")
+    assert lines[0].endswith("$1.5000, 3 min 20 s to 5 min 30 s left, 1 shard done")
     assert lines[1].startswith("  s0001 (running): 400 of 1,000 tokens (40%)")
     assert lines[2].startswith("  s0002 (lost): ")
     assert lines[3].startswith("none: 0 of 10 tokens (0%)")

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyrie.budget import Budget
-from eyrie.config import Engine
+from eyrie.config import Engine, Gates
 from eyrie.conversation import Reject, prompt_key
+from eyrie.errors import EyrieError
 from eyrie.formats.jsonl import read_jsonl, write_jsonl
 from eyrie.formats.manifest import RowCounts
 from eyrie.formats.publish import publish
@@ -180,6 +181,23 @@ def test_a_conversation_of_one_turn_has_the_bytes_that_it_has_without_turns(tmp_
         desk.run(50, FakeEngine())
     assert plain.out.read_bytes() == turned.out.read_bytes()
     assert plain.journal.read_bytes() == turned.journal.read_bytes()
+
+
+def test_answers_that_cannot_be_read_back_stop_the_run_at_the_gate(tmp_path: Path) -> None:
+    class Deaf(TalkRenderer):
+        def said(self, *_: Any, **__: Any) -> dict[str, Any]:
+            raise Reject("unparsed", "a call that is none")
+
+    rows = [conversation(4 * n + 1) for n in range(60)]
+    desk = Desk(tmp_path, [], rows=rows, turns=9, renderer=Deaf())
+    with pytest.raises(EyrieError, match=r"4 of \d+ answers are unparsed.*datasets\.code\.gates\.unparsed"):
+        desk.run(100_000, engine := FakeEngine(slots=2))
+    assert len(engine.asked) < 40, "it stopped long before the prompts ran out"
+    again = Desk(tmp_path, [], rows=rows, turns=9, renderer=Deaf(), gates=Gates(unparsed=1.0))
+    manifest = again.run(100_000, second := FakeEngine())
+    assert again.stats()["reused_rows"] >= len(engine.asked) - 2, "the answers themselves are kept"
+    assert len(second.asked) + again.stats()["reused_rows"] == manifest.rows.kept
+    assert manifest.rows.dropped["unparsed"] > 40
 
 
 @pytest.mark.parametrize("ids", [True, False], ids=["ids", "text"])
