@@ -173,6 +173,20 @@ def test_more_turns_keep_what_was_paid_for(tmp_path: Path) -> None:
     assert other.stats()["reused_rows"] == len(first.asked)
 
 
+@pytest.mark.parametrize("slots", [1, 9])
+def test_a_raised_budget_goes_on_in_the_middle_of_a_conversation(tmp_path: Path, slots: int) -> None:
+    desk, calm = desk_of(tmp_path / "a", 60), desk_of(tmp_path / "b", 60)
+    first, second = FakeEngine(slots), FakeEngine(slots)
+    desk.run(150, first)
+    old = desk.rows()
+    desk.run(600, second)
+    calm.run(600, FakeEngine())
+    assert desk.out.read_bytes() == calm.out.read_bytes()
+    assert desk.rows()[: len(old)] == old
+    asked = [tuple(request.prompt_ids) for request in (*first.asked, *second.asked)]
+    assert len(asked) == len(set(asked)), "a turn was bought twice"
+
+
 def test_a_conversation_of_one_turn_has_the_bytes_that_it_has_without_turns(tmp_path: Path) -> None:
     rows = [conversation(4 * n) for n in range(8)]
     plain = Desk(tmp_path / "a", [], rows=rows, renderer=TalkRenderer())
