@@ -88,6 +88,17 @@ class Sampling(Section):
     seed: int = Field(0, ge=0, description="seed of the first answer; a forced regeneration moves it on")
 
 
+class Gates(Section):
+    """Shares of the answers of a shard above which the stage stops instead of publishing. Answers are kept."""
+
+    truncated: float = machine(1.0, "answers cut by max_tokens", ge=0.0, le=1.0)
+    refused: float = machine(
+        0.1, "prompts without an answer: refused, filtered, or failed again and again", ge=0.0, le=1.0
+    )
+    drifted: float = machine(0.1, "answers whose text, encoded again, has another count of tokens", ge=0.0, le=1.0)
+    unparsed: float = machine(0.1, "answers whose reasoning or tool calls the server did not parse", ge=0.0, le=1.0)
+
+
 class Dataset(Section):
     """A named source of conversations."""
 
@@ -108,6 +119,12 @@ class Dataset(Section):
     tokens_per_shard: int = Field(1_000_000, ge=1, description="completion tokens one shard may hold")
     prompts_per_shard: int = Field(4_000, ge=1, description="prompts one shard owns; enough to fill its tokens")
     max_prompt_chars: int = Field(20_000, ge=1, description="longer prompts are rejected as `prompt_too_long`")
+    turns: int | None = Field(
+        None,
+        ge=1,
+        description="answer turn by turn: so many user turns at most, each behind the target's own answers to the ones "
+        "before; default: the last user turn alone, behind the answers that the data holds",
+    )
     tools: Literal["require", "drop"] = Field(
         "require", description="drop: use a tool dataset's questions without its tool declarations"
     )
@@ -116,12 +133,21 @@ class Dataset(Section):
         None, ge=1, description="completion tokens that the merge may take of this dataset; default: all"
     )
     sampling: Sampling = Field(Sampling(), description="overrides of the run's sampling for this dataset")
+    gates: Gates = machine(Gates(), "overrides of engine.gates for this dataset")
 
     @model_validator(mode="after")
     def _one_place(self) -> Dataset:
         named = [key for key in ("repo", "revision", "files") if getattr(self, key)]
         if self.path and named:
             raise ValueError(f"path and {named[0]} name two sources: remove one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _turns_are_answered(self) -> Dataset:
+        if self.turns is not None and self.kind == "native":
+            raise ValueError(
+                "turns is for kind answered: a native dataset gives a row for each of its answers; take it out"
+            )
         return self
 
     @property
@@ -144,17 +170,6 @@ class OpenRouter(Section):
     not_distillable: str | None = Field(
         None, description="why models whose author does not allow distillation may be used; default: they are refused"
     )
-
-
-class Gates(Section):
-    """Shares of the answers of a shard above which the stage stops instead of publishing. Answers are kept."""
-
-    truncated: float = machine(1.0, "answers cut by max_tokens", ge=0.0, le=1.0)
-    refused: float = machine(
-        0.1, "prompts without an answer: refused, filtered, or failed again and again", ge=0.0, le=1.0
-    )
-    drifted: float = machine(0.1, "answers whose text, encoded again, has another count of tokens", ge=0.0, le=1.0)
-    unparsed: float = machine(0.1, "answers whose reasoning or tool calls the server did not parse", ge=0.0, le=1.0)
 
 
 _SERVED = ("sglang", "openai", "openrouter")
@@ -415,17 +430,17 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _inherit_sampling(cls, raw: Any) -> Any:
-        """A dataset's ``sampling`` overrides single keys of the run's, so it is merged before validation."""
+    def _inherit(cls, raw: Any) -> Any:
+        """A dataset's ``sampling`` and ``gates`` override single keys of the run's, so they are merged first."""
         if not isinstance(raw, dict) or not isinstance(raw.get("datasets"), dict):
             return raw
-        shared = raw.get("sampling") or {}
-        if not isinstance(shared, dict):
-            return raw
+        engine = raw.get("engine") or {}
+        shared = {"sampling": raw.get("sampling"), "gates": engine.get("gates") if isinstance(engine, dict) else None}
         datasets = {}
         for name, dataset in raw["datasets"].items():
-            if isinstance(dataset, dict) and isinstance(dataset.get("sampling", {}), dict):
-                dataset = {**dataset, "sampling": {**shared, **dataset.get("sampling", {})}}
+            for key, ours in shared.items():
+                if isinstance(dataset, dict) and isinstance(ours, dict) and isinstance(dataset.get(key, {}), dict):
+                    dataset = {**dataset, key: {**ours, **dataset.get(key, {})}}
             datasets[name] = dataset
         return {**raw, "datasets": datasets}
 

@@ -56,6 +56,10 @@ REASONS = {
     "refused": "the engine gave no answer: the prompt was refused or filtered, or failed again and again",
     "drifted": "the answer's text, encoded again, has another count of tokens than the engine billed",
     "unparsed": "the answer's text holds reasoning or tool calls that the server did not parse",
+    # turns that stay unanswered because the conversation ended before them; the row keeps the answers it has
+    "no_call": "tool results follow in the data, and the target called no tool",
+    "other_call": "tool results follow in the data, and the target called other tools",
+    "unexpected_call": "the target called a tool for which the data holds no result",
     # conversation -> token rows
     "truncated": "an answer cut by max_tokens",
     "too_long": "longer than tokenize.max_length",
@@ -67,7 +71,6 @@ REASONS = {
     "reasoning_unwanted": "reasoning in a run whose target answers without it (target.thinking: false)",
     "broken_turn": "the rendered turn breaks a rule of the target's family (a turn token inside, an open think block)",
     "quoted_control": "quotes a control string, which this tokenizer cannot encode as text",
-    "retokenization_drift": "text without ids that encodes to another number of tokens than the provider counted",
     "over_budget": "the shard's token budget is full",
     # merge
     "over_cap": "the dataset's token_cap is full",
@@ -168,6 +171,19 @@ class Conversation:
         if last < 0:
             raise Reject("no_user_turn")
         return self._until(last)
+
+    def as_turns(self, count: int) -> Conversation:
+        """The part that a target is asked to answer turn by turn: the first ``count`` user turns and what they led to.
+
+        Tool results behind the last of them stay; an answer that nothing follows goes.
+        """
+        users = [i for i, message in enumerate(self.messages) if message.role == "user"]
+        if not users:
+            raise Reject("no_user_turn")
+        end = users[count] if count < len(users) else len(self.messages)
+        while self.messages[end - 1].role == "assistant":
+            end -= 1
+        return self._until(end - 1)
 
     def as_finished(self) -> Conversation:
         """The conversation up to and with its last answer."""

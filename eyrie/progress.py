@@ -25,6 +25,8 @@ class Progress:
         stream: where to show it; standard error by default.
         interval: seconds between two plain lines.
         clock: monotonic seconds.
+        pace: gives the text for rate and time left, of a stage that knows better (True: at the end); default: the mean
+            rate, and what is left at that rate.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class Progress:
         stream: TextIO | None = None,
         interval: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
+        pace: Callable[[bool], str] | None = None,
     ) -> None:
+        self._pace = pace
         self.label, self.total, self.unit, self.done = label, total, unit, done
         self._facts: dict[str, Fact] = {}
         self._stream, self._interval, self._clock = stream or sys.stderr, interval, clock
@@ -72,13 +76,15 @@ class Progress:
 
     def _tail(self, left: bool = True) -> str:
         """Rate, time left and facts, such as ``210 tokens/s, 3 min 05 s left, rows 51``."""
-        elapsed = self._clock() - self._start
-        rate = (self.done - self._first) / elapsed if elapsed > 0 else 0.0
-        parts = [f"{rate:,.0f} {self.unit}/s" if rate >= 10 else f"{rate:.2g} {self.unit}/s"]
-        if left and rate > 0 and self.done < self.total:
-            parts.append(f"{duration((self.total - self.done) / rate)} left")
+        parts = [self._pace(not left) if self._pace else self._mean_pace(left)]
         parts += [f"{name} {_number(value)}" for name, value in self._facts.items()]
         return ", ".join(parts)
+
+    def _mean_pace(self, left: bool) -> str:
+        elapsed = self._clock() - self._start
+        mean = (self.done - self._first) / elapsed if elapsed > 0 else 0.0
+        more = left and mean > 0 and self.done < self.total
+        return rate(mean, self.unit) + (f", {duration((self.total - self.done) / mean)} left" if more else "")
 
     def _print(self, text: str) -> None:
         print(f"{self.label}: {text}", file=self._stream, flush=True)
@@ -104,6 +110,17 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def span(low: float, high: float) -> str:
+    """``3 min 05 s to 2 h 07 min``; one duration where both ends read the same."""
+    ends = duration(low), duration(high)
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+
+
+def rate(speed: float, unit: str) -> str:
+    """``1,210 tokens/s``, ``0.25 steps/s``."""
+    return f"{speed:,.0f} {unit}/s" if speed >= 10 else f"{speed:.2g} {unit}/s"
 
 
 def _number(value: Fact) -> str:

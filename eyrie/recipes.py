@@ -96,6 +96,7 @@ def _generate(config: Config, dataset: str, shard: str, *_: str) -> dict[str, An
         **({"server": server} if server else {}),
         "sampling": subtree(chosen.sampling),
         "token_budget": chosen.shard_budget(shard),
+        **({"turns": chosen.turns} if chosen.turns else {}),
     }
 
 

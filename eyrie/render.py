@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from eyrie.controls import ControlEncoder, Quotes, Trail
 from eyrie.conversation import Reject
 from eyrie.errors import EyrieError
+from eyrie.spoken import message_of
 from eyrie.targets.family import Layout, Think, families, recognise
 
 if TYPE_CHECKING:
@@ -112,6 +113,22 @@ class Renderer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids``, control tokens left out."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def said(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, tools: bool) -> dict[str, Any]:
+        """The message that an answer is, for the context of the next turn (:mod:`eyrie.spoken`).
+
+        Raises:
+            Reject: ``unparsed``: control strings in a place where the family gives them no meaning.
+        """
+        ids = list(output_ids[:-1] if output_ids and output_ids[-1] in self.stop_ids else output_ids)
+        text = str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        known = set(self.controls.ids_of.values())
+        before = next((id for id in reversed(prompt_ids) if id in known), None)
+        opened = self.think is not None and before == self.controls.ids_of[self.think.open]
+        message = message_of(text, self.family, think=self.think, opened=opened, tools=tools)
+        if left := self.controls.controls(message["content"] + message.get("reasoning", "")):
+            raise Reject("unparsed", f"{left[0]} inside the answer")
+        return message
 
     def turn_rows(
         self,

@@ -1,8 +1,7 @@
 """Conversations -> token rows: ids, and the spans whose labels are supervised.
 
-Answers keep the ids that the target produced; nothing is rendered or re-encoded. Native conversations, and answers of
-engines that give text alone, are rendered with the target's template, one row per assistant turn
-(:meth:`eyrie.render.Renderer.turn_rows`).
+Answers keep the ids that the target produced; nothing is rendered or re-encoded. Native conversations are rendered with
+the target's template, one row per assistant turn (:meth:`eyrie.render.Renderer.turn_rows`).
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from eyrie.render import Renderer, TurnRow
 
 Outcome = dict[str, Any] | Reject
-
-# A provider's token count and that of its text, encoded again, may differ by this much.
-DRIFT_TOKENS, DRIFT_SHARE = 4, 0.005
 
 
 def tokenize(recipe: dict[str, Any], *, source: Path, name: str, target: Path, model: str, out: Path) -> None:
@@ -60,7 +56,7 @@ def tokenize(recipe: dict[str, Any], *, source: Path, name: str, target: Path, m
     if native:
         outcomes = native_rows(source, rendered, card, options, recipe["token_budget"])
     else:
-        outcomes = response_rows(source, rendered, card, options)
+        outcomes = response_rows(source, card, options)
     kept: list[dict[str, Any]] = []
     dropped: Counter[str] = Counter()
     for outcome in outcomes:
@@ -89,7 +85,6 @@ def tokenize(recipe: dict[str, Any], *, source: Path, name: str, target: Path, m
             "longest": max(row["length"] for row in kept),
             # how text became ids: the template's hash stands in the identity, this one is of the family's rules
             "rules": card.rendering.rules,
-            "retokenized": rendered.retokenized,
             "quoted_control_rows": rendered.quoting,
         }
         draft.stats = {"seconds": round(time.monotonic() - started, 3)}
@@ -99,13 +94,12 @@ class Rendered:
     """The renderer, made when something must be rendered, and what was counted on the way.
 
     Attributes:
-        retokenized: answers that came as text alone and were encoded here.
         quoting: rows whose messages hold control strings, which were encoded as plain characters.
     """
 
     def __init__(self, model: str, card: TargetCard) -> None:
         self._model, self._card = model, card
-        self.retokenized = self.quoting = 0
+        self.quoting = 0
 
     @cached_property
     def renderer(self) -> Renderer:
@@ -121,26 +115,18 @@ class Rendered:
             )
         return Renderer(folder, self._card.stop_ids, found)
 
-    def count(self, outcome: Outcome, turn: TurnRow, *, retokenized: bool = False) -> Outcome:
+    def count(self, outcome: Outcome, turn: TurnRow) -> Outcome:
         """Count a row that is kept."""
         if isinstance(outcome, dict):
             self.quoting += turn.quotes
-            self.retokenized += retokenized
         return outcome
 
 
-def response_rows(source: Path, rendered: Rendered, card: TargetCard, options: Tokenize) -> Iterator[Outcome]:
-    """Rows of a response shard: the served prompt ids followed by the generated ids.
-
-    A row without ``output_ids`` has ``message`` (the answer: content, reasoning, tool calls) and may have
-    ``completion_tokens``, the provider's own count, which its encoded text must meet.
-    """
+def response_rows(source: Path, card: TargetCard, options: Tokenize) -> Iterator[Outcome]:
+    """Rows of a response shard: the served prompt ids followed by the generated ids."""
     for number, row in enumerate(read_jsonl(source), start=1):
         try:
             finish, messages = row["finish_reason"], row["messages"]
-            if row.get("output_ids") is None and "message" in row:
-                yield _from_text(row, rendered, options)
-                continue
             prompt, output = row["prompt_ids"], row["output_ids"]
             if max([*prompt, *output], default=0) >= card.vocab_size:
                 raise EyrieError(
@@ -148,6 +134,7 @@ def response_rows(source: Path, rendered: Rendered, card: TargetCard, options: T
                     f"it was made for another target, rebuild it with `snakemake -f {source}`"
                 )
             made = _row(row["id"], messages, len(messages), [*prompt, *output], len(prompt), finish)
+            made["prompt_key"] = row.get("prompt_key", made["prompt_key"])  # of the whole, for one turn of several
         except (KeyError, TypeError) as error:
             raise EyrieError(
                 f"{source}:{number}: is no response row ({type(error).__name__}: {error}); "
@@ -157,21 +144,6 @@ def response_rows(source: Path, rendered: Rendered, card: TargetCard, options: T
         if isinstance(outcome, dict) and finish != "length" and output[-1] not in card.stop_ids:
             outcome = Reject("no_stop_id")
         yield outcome
-
-
-def _from_text(row: dict[str, Any], rendered: Rendered, options: Tokenize) -> Outcome:
-    """The row of an answer that came as text. A cut one has no known last token, so it is left out."""
-    if row["finish_reason"] == "length":
-        return Reject("truncated", "an answer without ids")
-    messages = [*row["messages"], {"content": "", **row["message"], "role": "assistant"}]
-    turn = rendered.renderer.last_turn(messages, row.get("tools"), options.max_length)
-    if isinstance(turn, Reject):
-        return turn
-    made = _row(row["id"], row["messages"], turn.turn, turn.input_ids, turn.start, row["finish_reason"])
-    told = row.get("completion_tokens")
-    if told is not None and abs(made["completion_tokens"] - told) > max(DRIFT_TOKENS, DRIFT_SHARE * told):
-        return Reject("retokenization_drift", f"{made['completion_tokens']} tokens, the provider counted {told}")
-    return rendered.count(_checked(made, options), turn, retokenized=True)
 
 
 def native_rows(

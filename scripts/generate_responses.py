@@ -23,6 +23,11 @@ def main() -> None:
     parser.add_argument(
         "--servers", type=Path, default=Path("logs/servers"), help="folder for the files of a server that Eyrie starts"
     )
+    parser.add_argument(
+        "--progress",
+        type=Path,
+        help="file that says how far it is; default: logs/generate/<dataset>/<shard>.json of the run",
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     args = parser.parse_args()
 
@@ -31,6 +36,8 @@ def main() -> None:
     from eyrie.generate import generate
 
     config = load_config(args.config) if args.config else None
+    shard = args.journal.with_suffix(".json")  # results/<run>/journal/<dataset>/<shard>
+    dataset = args.prompts.parent.name
     generate(
         args.recipe,
         prompts=args.prompts,
@@ -42,6 +49,8 @@ def main() -> None:
         options=config.engine if config else None,
         server=config.server if config else None,
         servers=args.servers,
+        gates=config.datasets[dataset].gates if config and dataset in config.datasets else None,
+        progress=args.progress or shard.parents[2] / "logs" / "generate" / dataset / shard.name,
         threads=args.threads,
         checkup=partial(require_healthy, config, args.out.parents[2]) if config else None,
     )

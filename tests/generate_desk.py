@@ -6,11 +6,11 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from eyrie.config import Engine, Sampling
+from eyrie.config import Engine, Gates, Sampling
 from eyrie.conversation import Reject
 from eyrie.engines.base import Answer, Request
 from eyrie.formats.jsonl import read_jsonl, write_jsonl
@@ -36,6 +36,16 @@ class FakeRenderer:
     def decode(self, ids: list[int]) -> str:
         assert STOP not in ids
         return " ".join(map(str, ids))
+
+    def said(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, tools: bool) -> dict[str, Any]:
+        """The answer's ids as words; where tools are declared, every other answer calls one of two."""
+        if output_ids[0] % 11 == 0:
+            raise Reject("unparsed", "a call that is none")
+        message: dict[str, Any] = {"role": "assistant", "content": " ".join(map(str, output_ids))}
+        if tools and output_ids[0] % 2:
+            name = "search" if output_ids[0] % 4 == 1 else "add"
+            message["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": {}}}]
+        return message
 
     def last_turn(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> TurnRow | Reject:
         """The last message is the answer: a character an id, then the stop id."""
@@ -83,6 +93,11 @@ class FakeEngine:
         seed = request.seed if request.sampling.temperature else 0
         return Answer(*answer_ids(request.prompt_ids, request.sampling.max_tokens, seed))
 
+    @classmethod
+    def of_ids(cls, prompt_ids: list[int]) -> Answer:
+        """The greedy answer to a prompt."""
+        return cls.of(Request(0, prompt_ids, Sampling(max_tokens=MAX_TOKENS), 0))
+
 
 class LockstepEngine(FakeEngine):
     """Gives every request in flight a token per step, as real engines do."""
@@ -103,7 +118,21 @@ class LockstepEngine(FakeEngine):
 class Desk:
     """A folder with a prompt shard and a target card, and a way to run the stage there."""
 
-    def __init__(self, root: Path, contents: list[str]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        contents: list[str],
+        *,
+        rows: list[dict[str, Any]] | None = None,
+        turns: int | None = None,
+        renderer: FakeRenderer | None = None,
+        gates: Gates | None = None,
+    ) -> None:
+        self.gates = gates
+        rows = [prompt_row(n, content) for n, content in enumerate(contents)] if rows is None else rows
+        self.turns = {"turns": turns} if turns else {}
+        self.renderer = renderer or FakeRenderer()
+        self.progress = root / "logs" / "s0000.json"
         self.root = root
         self.prompts = root / "code" / "s0000.jsonl.zst"
         self.out = root / "responses" / "s0000.jsonl.zst"
@@ -111,8 +140,8 @@ class Desk:
         self.target = root / "target.json"
         self.contents = contents
         with publish(self.prompts, stage="ingest", recipe={}) as draft:
-            write_jsonl(draft.path, [prompt_row(n, content) for n, content in enumerate(contents)])
-            draft.rows = RowCounts(read=len(contents), kept=len(contents))
+            write_jsonl(draft.path, rows)
+            draft.rows = RowCounts(read=len(rows), kept=len(rows))
         self.set_target("target of the day")
 
     def set_target(self, target: str) -> None:
@@ -135,7 +164,7 @@ class Desk:
             return engine
 
         generate(
-            recipe_of(budget, **sampling),
+            recipe_of(budget, **sampling) | self.turns,
             prompts=self.prompts,
             target=self.target,
             model="m",
@@ -143,7 +172,9 @@ class Desk:
             journal=self.journal,
             afresh=afresh,
             engine=make,
-            renderer=FakeRenderer(),
+            renderer=self.renderer,
+            progress=self.progress,
+            gates=self.gates,
         )
         return read_manifest(self.out)
 
@@ -151,14 +182,16 @@ class Desk:
         """Run the stage against servers; ``options`` is the config's ``engine`` section."""
         engine = Engine.model_validate({"kind": "sglang", **options})
         generate(
-            recipe_of(budget, **sampling) | {"engine": subtree(engine)},
+            recipe_of(budget, **sampling) | {"engine": subtree(engine)} | self.turns,
             prompts=self.prompts,
             target=self.target,
             model="m",
             out=self.out,
             journal=self.journal,
             options=engine,
-            renderer=FakeRenderer(),
+            renderer=self.renderer,
+            progress=self.progress,
+            gates=self.gates,
         )
         return read_manifest(self.out)
 

@@ -194,6 +194,23 @@ def test_shards_hold_the_budget_and_a_raise_moves_no_full_shard(budget: int, sha
         assert after.shard_budget(name) == tokens == shard
 
 
+def test_a_datasets_gates_override_single_ones_of_the_engine() -> None:
+    raw = minimal()
+    name = next(iter(raw["datasets"]))
+    raw["engine"] = {"gates": {"refused": 0.3, "drifted": 0.2}}
+    raw["datasets"][name]["gates"] = {"refused": 0.5}
+    gates = parse_config(raw).datasets[name].gates
+    assert (gates.refused, gates.drifted, gates.unparsed) == (0.5, 0.2, 0.1)
+
+
+def test_turns_are_for_answered_datasets() -> None:
+    raw = minimal()
+    name = next(iter(raw["datasets"]))
+    raw["datasets"][name] |= {"kind": "native", "turns": 2}
+    with pytest.raises(EyrieError, match="turns is for kind answered"):
+        parse_config(raw)
+
+
 def test_the_schema_and_the_reference_are_those_of_the_model() -> None:
     mend = "run `python scripts/write_schema.py`"
     assert (ROOT / "config" / "schema.json").read_text() == schema_text(), mend

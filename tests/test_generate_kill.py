@@ -11,8 +11,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.fake_server import FakeServer
 from tests.generate_desk import Desk, FakeEngine, prompt_row, questions
+from tests.turns_desk import desk_of
 
 CHILD = """
 import resource, sys
@@ -20,34 +23,40 @@ from pathlib import Path
 from eyrie.errors import run_cli
 from eyrie.generate import generate
 from tests.generate_desk import FakeEngine, FakeRenderer, recipe_of
+from tests.turns_desk import TalkRenderer
 
-root, slots, limit = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+root, slots, limit, turns = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 run_cli(lambda: generate(
-    recipe_of(3000), prompts=root / "code/s0000.jsonl.zst", target=root / "target.json", model="m",
-    out=root / "responses/s0000.jsonl.zst", journal=root / "journal/s0000.jsonl",
-    engine=lambda: FakeEngine(slots, order=slots, sleep=0.004), renderer=FakeRenderer(),
+    {**recipe_of(3000), **({"turns": turns} if turns else {})}, prompts=root / "code/s0000.jsonl.zst",
+    target=root / "target.json", model="m", out=root / "responses/s0000.jsonl.zst",
+    journal=root / "journal/s0000.jsonl",
+    engine=lambda: FakeEngine(slots, order=slots, sleep=0.004), renderer=TalkRenderer() if turns else FakeRenderer(),
+    progress=root / "logs/s0000.json",
 ))
 """
 
 
-def child(root: Path, slots: int, limit: int = 0) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", CHILD, str(root), str(slots), str(limit)]
+def child(root: Path, slots: int, limit: int = 0, turns: int = 0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CHILD, str(root), str(slots), str(limit), str(turns)]
     home = Path(__file__).parents[1]
     return subprocess.Popen(
         command, cwd=home, env={**os.environ, "PYTHONPATH": str(home)}, stderr=subprocess.PIPE, text=True
     )
 
 
-def test_killed_at_any_moment_and_run_again_the_shard_is_byte_identical(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "disturbed", questions(300))
-    calm = Desk(tmp_path / "calm", questions(300))
+@pytest.mark.parametrize("turns", [0, 9])
+def test_killed_at_any_moment_and_run_again_the_shard_is_byte_identical(tmp_path: Path, turns: int) -> None:
+    def desk_in(folder: Path) -> Desk:
+        return desk_of(folder, 200) if turns else Desk(folder, questions(300))
+
+    desk, calm = desk_in(tmp_path / "disturbed"), desk_in(tmp_path / "calm")
     calm.run(3000, FakeEngine())
     draw = random.Random(4)
     answers = 0
     for slots in (1, 7, 32, 16):
-        process = child(desk.root, slots)
+        process = child(desk.root, slots, turns=turns)
         # wait until the journal grows, then for a random while: the kill hits work, not the start of Python
         while process.poll() is None and journaled(desk) <= answers:
             time.sleep(0.005)
@@ -58,7 +67,7 @@ def test_killed_at_any_moment_and_run_again_the_shard_is_byte_identical(tmp_path
         assert not desk.out.exists()
         assert journaled(desk) > answers
         answers = journaled(desk)
-    process = child(desk.root, 5)
+    process = child(desk.root, 5, turns=turns)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert desk.published() == calm.published()

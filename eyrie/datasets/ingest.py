@@ -114,7 +114,7 @@ def examined(
                 named = raw.get("key") if isinstance(raw, dict) else None
                 if named is not None and not seen.add(f"key:{named}"):
                     raise Reject("duplicate", str(named))
-                if not seen.add(_duplicate_key(conversation, dataset.kind)):
+                if not seen.add(_duplicate_key(given(conversation) if dataset.turns else conversation, dataset.kind)):
                     raise Reject("duplicate")
                 yield index, raw, conversation
             except Reject as reject:
@@ -128,14 +128,26 @@ def shaped(raw: Raw, dataset: Dataset) -> Conversation:
     if isinstance(raw, Reject):
         raise raw
     conversation = normalise(raw)
-    conversation = conversation.as_prompt() if dataset.kind == "answered" else conversation.as_finished()
+    if dataset.turns:
+        conversation = conversation.as_turns(dataset.turns)
+    elif dataset.kind == "answered":
+        conversation = conversation.as_prompt()
+    else:
+        conversation = conversation.as_finished()
     if dataset.tools == "drop":
         if any(message.tool_calls or message.role == "tool" for message in conversation.messages):
             raise Reject("tool_turns")
         conversation = Conversation(conversation.messages, None, conversation.meta)
-    if conversation.chars > dataset.max_prompt_chars:
-        raise Reject("prompt_too_long", f"{conversation.chars} characters")
+    asked = given(conversation) if dataset.turns else conversation
+    if asked.chars > dataset.max_prompt_chars:
+        raise Reject("prompt_too_long", f"{asked.chars} characters")
     return conversation
+
+
+def given(conversation: Conversation) -> Conversation:
+    """What the target is told when it answers turn by turn: all but the data's own answers."""
+    told = tuple(message for message in conversation.messages if message.role != "assistant")
+    return Conversation(told, conversation.tools, conversation.meta)
 
 
 def suite_prompts(adapter: str, options: dict[str, Option]) -> list[Conversation]:

@@ -78,3 +78,10 @@ def answer_seed(seed: int, prompt_ids: list[int]) -> int:
     """A seed of the request alone, so that sampled answers do not depend on order or company either."""
     digest = hashlib.sha256(json.dumps([seed, prompt_ids]).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
+
+
+def with_stop(ids: list[int], kind: str, matched: object) -> list[int]:
+    """``ids`` up to and with the token that ended the answer, which a server may name beside them."""
+    if kind == "stop" and isinstance(matched, int) and ids[-1:] != [matched]:
+        return [*ids, matched]
+    return ids

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eyrie.conversation import Reject
-from eyrie.engines.base import Answer, Request
+from eyrie.engines.base import Answer, Request, answer_seed, with_stop
 from eyrie.engines.faults import Action, Fault
 
 # (request, assistant message) -> (context ids, answer ids up to and with the id that ends the turn), as
 # `eyrie.render.Renderer.last_turn` gives them. Raises Reject.
 Encode = Callable[[Request, dict[str, Any]], tuple[list[int], list[int]]]
 
-# Servers count the end of turn or do not, and templates write a blank or do not.
-DRIFT_TOKENS, DRIFT_SHARE = 2, 0.02
+# Servers count the end of turn or do not, and templates write a blank or do not: a few tokens, however long the answer.
+DRIFT_TOKENS, DRIFT_SHARE = 4, 0.005
 # What a server's parsers leave behind when they did not understand an answer.
 UNPARSED = re.compile(r"</?think>|</?tool_call>|<\|tool_call|<\|im_(?:start|end)\|>|<\|channel\|>|\[TOOL_CALLS\]")
 _FINISH = {"stop": "stop", "tool_calls": "stop", "function_call": "stop", "eos": "stop", "length": "length"}
@@ -144,14 +144,30 @@ def answer_of(reply: Reply, request: Request, encode: Encode, facts: dict[str, A
 
 def _served(reply: Reply, ids: list[int], kind: str, request: Request, facts: dict[str, Any]) -> Answer:
     """Ids as the server gave them."""
-    if kind == "stop" and isinstance(reply.matched, int) and ids[-1] != reply.matched:
-        ids = [*ids, reply.matched]
+    ids = with_stop(ids, kind, reply.matched)
     if len(ids) > request.sampling.max_tokens:
         raise Fault("empty", Action.RETRY, f"{len(ids)} tokens, max_tokens is {request.sampling.max_tokens}")
     prompt = reply.prompt_ids
     if prompt is not None and prompt != request.prompt_ids:
         facts["prompt_differs"] = True
     return Answer(ids, kind, prompt, facts)
+
+
+def body_of(model: str, request: Request, reasoning: str) -> dict[str, Any]:
+    """What every chat server is asked; ``reasoning`` is its name for that field of a message."""
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": to_openai(request.messages, reasoning),
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+    }
+    if request.tools:
+        body["tools"] = request.tools
+    if sampling.temperature > 0:
+        body["seed"] = answer_seed(request.seed, request.prompt_ids) >> 32  # servers take 31 bits
+    return body
 
 
 def to_openai(messages: list[dict[str, Any]], reasoning: str) -> list[dict[str, Any]]:

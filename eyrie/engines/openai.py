@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from eyrie.engines.base import Answer, Request, answer_seed
-from eyrie.engines.chat import Encode, Reply, answer_of, to_openai
+from eyrie.engines.base import Answer, Request
+from eyrie.engines.chat import Encode, Reply, answer_of, body_of
 from eyrie.engines.faults import Action, Fault
 from eyrie.engines.line import Line
 from eyrie.engines.pool import Server
@@ -58,21 +58,9 @@ class OpenAiWire:
         return answer_of(reply, request, self.encode, {"server": server.version, "url": server.url})
 
     def payload(self, request: Request) -> dict[str, Any]:
-        sampling = request.sampling
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": to_openai(request.messages, "reasoning_content"),
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-        }
-        if request.tools:
-            body["tools"] = request.tools
-        if sampling.temperature > 0:
-            body["seed"] = answer_seed(request.seed, request.prompt_ids) >> 32  # servers take 31 bits
-        if self.reasoning:
-            body["reasoning_effort"] = self.reasoning
-        return body
+        """The body of a request."""
+        body = body_of(self.model, request, "reasoning_content")
+        return body | ({"reasoning_effort": self.reasoning} if self.reasoning else {})
 
     def worst_case(self, request: Request) -> float:
         return 0.0

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from eyrie.config import OpenRouter
-from eyrie.engines.base import Answer, Request, answer_seed
-from eyrie.engines.chat import Encode, Reply, answer_of, to_openai
+from eyrie.engines.base import Answer, Request
+from eyrie.engines.chat import Encode, Reply, answer_of, body_of
 from eyrie.engines.faults import Action, Fault, number
 from eyrie.engines.line import Line
 from eyrie.engines.money import Outlook
@@ -167,7 +167,7 @@ class OpenRouterWire:
 
     def payload(self, request: Request) -> dict[str, Any]:
         """The body of a request; what it pins is what makes answers of one run come from one target."""
-        sampling, options = request.sampling, self.options
+        options = self.options
         provider: dict[str, Any] = {
             "only": list(options.providers),
             "allow_fallbacks": len(options.providers) > 1,  # among these, never beyond
@@ -176,23 +176,14 @@ class OpenRouterWire:
         }
         if options.quantizations:
             provider["quantizations"] = list(options.quantizations)
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": to_openai(request.messages, "reasoning"),
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+        body = body_of(self.model, request, "reasoning") | {
             "stream": True,
             "provider": provider,
             # on by default for short contexts, where it would cut prompts without a word
             "plugins": [{"id": "context-compression", "enabled": False}],
         }
-        if request.tools:
-            body["tools"] = request.tools
         if self.reasoning:
             body["reasoning"] = {"effort": self.reasoning, "exclude": False}
-        if sampling.temperature > 0:
-            body["seed"] = answer_seed(request.seed, request.prompt_ids) >> 32
         return body
 
     def worst_case(self, request: Request) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eyrie.engines.base import Answer, Request, answer_seed
+from eyrie.engines.base import Answer, Request, answer_seed, with_stop
 from eyrie.engines.faults import Action, Fault
 from eyrie.engines.line import Line
 from eyrie.engines.pool import Server
@@ -44,9 +44,7 @@ class SglangWire:
             raise Fault("abort", Action.REFUSE if bad else Action.RETRY, str(reason.get("message") or ""))
         if kind not in ("stop", "length"):
             raise Fault("empty", Action.RETRY, f"finish_reason {kind!r}")
-        matched = reason.get("matched")
-        if kind == "stop" and isinstance(matched, int) and (not ids or ids[-1] != matched):
-            ids = [*ids, matched]  # the row ends with the token that ended the answer
+        ids = with_stop(ids, kind, reason.get("matched"))
         if not ids or len(ids) > request.sampling.max_tokens:
             raise Fault("empty", Action.RETRY, f"{len(ids)} tokens, max_new_tokens is {request.sampling.max_tokens}")
         return Answer(ids, kind, facts=_facts(meta, server))

@@ -45,6 +45,14 @@ class Switch(Part):
     plain: dict[str, Any]
 
 
+class Calls(Part):
+    """How an answer calls tools. A text with one of ``marks`` calls some; ``pattern`` finds each call: its group
+    ``call`` is JSON of name and arguments, or ``name`` and ``text`` are the name and JSON of the arguments."""
+
+    marks: list[str]
+    pattern: str
+
+
 class Expectation(Part):
     """What the family's templates do; the start-up self-test records where a template departs from it."""
 
@@ -60,6 +68,9 @@ class Family(Part):
         answer_after: the last control token before an answer is one of these.
         stops: tokens that end an answer; a member may lack some.
         message_ends: tokens that look like stops and are none: the answer goes on behind them.
+        calls: how an answer calls tools; None where that is not known.
+        channels: pattern of one message of an answer that consists of several: groups ``channel`` and ``text``, and
+            ``first`` or ``name`` when it is a tool call.
         call_id: how history spells the id of a tool call; ``index`` counts over the whole conversation.
         vocab_size, ids: with this vocabulary the tokens have these ids.
     """
@@ -74,6 +85,8 @@ class Family(Part):
     think: Think | None = None
     switch: Switch | None = None
     tool_tokens: list[str] = []
+    calls: Calls | None = None
+    channels: str | None = None
     call_id: str | None = None
     expects: Expectation = Expectation()
     vocab_size: int | None = None

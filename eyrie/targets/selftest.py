@@ -20,6 +20,7 @@ from eyrie.recipes import canonical_json
 if TYPE_CHECKING:
     from eyrie.render import Renderer
 
+READING = {"calls", "channels"}  # of a family: how answers become messages, which no rendering depends on
 QUESTION, ANSWER = "What is one and one?", "The sum is two."
 THOUGHTS = ("First zebra thought.", "Second walrus thought.")
 TOOL = {
@@ -48,7 +49,7 @@ class Rendering(BaseModel):
         prompt_opens_think: the generation prompt ends inside a think block.
         renders_tools: tool declarations are rendered.
         departs: where the template differs from what its family does.
-        rules: sha256 of all this and of the family's file.
+        rules: sha256 of all this and of the family's file, but for how answers are read back.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -112,7 +113,10 @@ def examine(folder: Path, config: dict[str, Any], *, thinking: bool | None, trus
             "departs": [f"history_reasoning is {history}, expected {expected}"] if other else [],
         }
     )
-    rules = {"family": family.model_dump(mode="json"), "found": found.model_dump(mode="json", exclude={"rules"})}
+    rules = {
+        "family": family.model_dump(mode="json", exclude=READING),
+        "found": found.model_dump(mode="json", exclude={"rules"}),
+    }
     return found.model_copy(update={"rules": hashlib.sha256(canonical_json(rules).encode()).hexdigest()})
 
 

@@ -57,6 +57,34 @@ def test_rows_are_kept_or_counted(tmp_path: Path) -> None:
     assert "narrator" in rejects[1]["row"]
 
 
+def test_conversations_to_answer_turn_by_turn_are_scripts(tmp_path: Path) -> None:
+    rows = [
+        chat("a", "b" * 99, "c", "d", "e"),
+        chat("a", "another answer", "c", "d", "f"),  # the target is told the same two turns
+        chat("a", "b", "g", "h"),
+        chat("x"),
+        chat("y" * 41, "b", "c"),
+    ]
+    out = tmp_path / "s0000.jsonl.zst"
+    ingest(recipe(source(tmp_path, rows), turns=2, max_prompt_chars=40), "mine", out)
+    kept = [[message["content"] for message in row["messages"]] for row in read_jsonl(out)]
+    assert kept == [["a", "b" * 99, "c"], ["a", "b", "g"], ["x"]]
+    assert verified_manifest(out, stage="ingest").rows.dropped == {"duplicate": 1, "prompt_too_long": 1}
+
+
+def test_tool_results_behind_the_last_user_turn_stay_in_a_script(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
+    messages = [{"role": "user", "content": "a"}, call, {"role": "tool", "content": "3"}]
+    out = tmp_path / "s0000.jsonl.zst"
+    ingest(
+        recipe(source(tmp_path, [{"messages": [*messages, {"role": "assistant", "content": "three"}]}]), turns=1),
+        "m",
+        out,
+    )
+    (row,) = read_jsonl(out)
+    assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool"]
+
+
 def test_native_rows_keep_their_answers_and_end_with_one(tmp_path: Path) -> None:
     rows = [chat("a", "b", "c"), chat("a", "b", "other", "d"), chat("no answer")]
     out = tmp_path / "s0000.jsonl.zst"

@@ -1,0 +1,113 @@
+"""The text of a served answer -> the message that stands in the context of the next turn.
+
+A server's parsers do this for its clients; here it is done from the served ids, so that it is the same for every
+engine. What a family's answers look like is data (``think``, ``calls``, ``channels`` in ``eyrie/targets/families``).
+Text that is not understood is refused: a guess would put words into the target's mouth.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from eyrie.conversation import Reject
+from eyrie.targets.family import Calls, Family, Think
+
+Message = dict[str, Any]
+
+
+def message_of(text: str, family: Family, *, think: Think | None, opened: bool, tools: bool) -> Message:
+    """``role``, ``content`` and, where there are any, ``reasoning`` and ``tool_calls`` (arguments parsed, no ids).
+
+    Args:
+        text: the answer with its control strings, the one that ended it left out.
+        think: the family's think block, where this tokenizer has its tokens.
+        opened: the prompt ended inside a think block.
+        tools: tools were declared. Without them a call is text like any other.
+
+    Raises:
+        Reject: ``unparsed``, or ``empty_content`` for an answer that says nothing.
+    """
+    calls: list[Message] = []
+    if family.channels:
+        reasoning, content, calls = _channels(text, family.channels, tools)
+    else:
+        reasoning, content = _thought(text, think, opened)
+        if tools and family.calls:
+            content, calls = _called(content, family.calls)
+    if not content.strip() and not calls:
+        raise Reject("empty_content", "assistant")
+    message: Message = {"role": "assistant", "content": content}
+    if reasoning.strip():
+        message["reasoning"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _thought(text: str, think: Think | None, opened: bool) -> tuple[str, str]:
+    """Reasoning, and what stands behind it; line feeds beside the think tokens belong to them."""
+    if think is None:
+        return "", text
+    body = text if opened else text.lstrip()
+    if not opened and not body.startswith(think.open):
+        if think.open in body or think.close in body:
+            raise Reject("unparsed", f"{think.open} or {think.close} inside the answer")
+        return "", text
+    reasoning, closed, content = body.removeprefix(think.open).partition(think.close)
+    if not closed or any(token in reasoning + content for token in (think.open, think.close)):
+        raise Reject("unparsed", f"{think.open} and {think.close} do not pair")
+    return reasoning.strip("\n"), content.lstrip("\n")
+
+
+def _called(text: str, calls: Calls) -> tuple[str, list[Message]]:
+    """What is said before the tool calls, and the calls; nothing but marks and white space may stand behind them."""
+    marked = [at for mark in calls.marks if (at := text.find(mark)) >= 0]
+    if not marked:
+        return text, []
+    before, rest = text[: min(marked)], text[min(marked) :]
+    pattern = re.compile(calls.pattern, re.DOTALL)
+    made = [_call(found) for found in pattern.finditer(rest)]
+    left = pattern.sub("", rest)
+    for mark in calls.marks:
+        left = left.replace(mark, "")
+    if not made or left.strip():
+        raise Reject("unparsed", f"a tool call that is none: {rest[:60]!r}")
+    return before.rstrip("\n"), made
+
+
+def _channels(text: str, pattern: str, tools: bool) -> tuple[str, str, list[Message]]:
+    """Reasoning, content and calls of an answer that is a row of messages, each in a channel of its own."""
+    said: dict[str, list[str]] = {}
+    calls = []
+    compiled = re.compile(pattern, re.DOTALL)
+    if compiled.sub("", text).strip():
+        raise Reject("unparsed", "text outside of every channel")
+    for found in compiled.finditer(text):
+        if name := found["name"] or found["first"]:
+            calls.append(_call(found, name))
+        else:
+            said.setdefault(found["channel"], []).append(found["text"])
+    if calls and not tools:
+        raise Reject("unparsed", "a tool call, and no tools are declared")
+    content = "".join(part for channel, parts in said.items() if channel != "analysis" for part in parts)
+    return "".join(said.get("analysis", [])), content, calls
+
+
+def _call(found: re.Match[str], name: str | None = None) -> Message:
+    """From the groups ``name`` and ``text`` (JSON of the arguments), or ``call`` (JSON of both)."""
+    groups = found.groupdict()
+    try:
+        if groups.get("call") is not None:
+            whole = json.loads(groups["call"])
+            name, arguments = whole.get("name"), whole.get("arguments", whole.get("parameters"))
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        else:
+            name, arguments = name or groups["name"], json.loads(groups["text"].strip() or "{}")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise Reject("unparsed", f"a tool call: {error}"[:160]) from None
+    arguments = {} if arguments is None else arguments
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        raise Reject("unparsed", "a tool call without a name, or with arguments that are no object")
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}

@@ -1,0 +1,124 @@
+"""Served ids -> the message that stands in the context of the next turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyrie.conversation import Reject
+from eyrie.render import Renderer
+from eyrie.targets.selftest import Rendering
+from tests.family_targets import family_target, kimi_target
+
+USER = {"role": "user", "content": "What is one and one?"}
+FAMILIES = ["chatml", "qwen3", "llama-3", "deepseek-r1", "deepseek-v3.1", "gpt-oss", "kimi-k2"]
+
+
+def target(name: str, folder: Path) -> Renderer:
+    if name == "kimi-k2":
+        return Renderer(kimi_target(folder), None, Rendering(trust_remote_code=True))
+    return Renderer(family_target(name, folder))
+
+
+def call(word: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "lookup", "arguments": {"word": word}}}
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [{key: value for key, value in made.items() if key != "id"} for made in message.get("tool_calls", [])]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+# what the fixtures' templates write; calls in the form of other families stand below
+THINKERS = ["qwen3", "deepseek-r1", "deepseek-v3.1", "gpt-oss", "kimi-k2"]
+ANSWERS: list[tuple[list[str], dict[str, Any]]] = [
+    (FAMILIES, {"content": "Two."}),
+    (FAMILIES, {"content": "Over,\n  two lines.\n\nThe end"}),
+    (THINKERS, {"content": "Two.", "reasoning": "One and one.\n\nThat is it."}),
+    (["qwen3", "llama-3", "kimi-k2"], {"content": "", "tool_calls": [call("a {b} \u4f60")]}),
+    (["qwen3", "kimi-k2"], {"content": "", "reasoning": "Look it up.", "tool_calls": [call("a"), call("b")]}),
+]
+
+
+@pytest.mark.parametrize(("name", "answer"), [(name, answer) for names, answer in ANSWERS for name in names])
+def test_what_the_template_wrote_is_read_back(name: str, answer: dict[str, Any], tmp_path: Path) -> None:
+    renderer = target(name, tmp_path / name)
+    message = {"role": "assistant", **answer}
+    row = renderer.last_turn([USER, message])
+    assert not isinstance(row, Reject)
+    said = renderer.said(row.input_ids[: row.start], row.input_ids[row.start :], tools="tool_calls" in answer)
+    assert without_ids(said) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "tools", "reason"),
+    [
+        ("qwen3", "<think>\nNever closed", False, "unparsed"),
+        ("qwen3", "Two</think> after all", False, "unparsed"),
+        ("qwen3", "<think>\na\n</think>\n\nb <think> c</think>", False, "unparsed"),
+        ("qwen3", "<think>\na\n</think>\n\n", False, "empty_content"),
+        ("qwen3", '<tool_call>\n{"name": "lookup", "arguments": }\n</tool_call>', True, "unparsed"),
+        ("qwen3", '<tool_call>\n{"name": "lookup", "arguments": "no object"}\n</tool_call>', True, "unparsed"),
+        ("qwen3", '<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call> and text', True, "unparsed"),
+        ("qwen3", "<tool_call>", True, "unparsed"),
+        ("qwen3", "a <|im_start|> b", False, "unparsed"),
+        ("gpt-oss", "no channel at all", False, "unparsed"),
+        ("gpt-oss", "<|channel|>analysis<|message|>only thoughts<|end|>", False, "empty_content"),
+        ("gpt-oss", '<|channel|>commentary to=functions.lookup<|message|>{"word": "a"}', False, "unparsed"),
+        ("kimi-k2", "<|tool_calls_section_begin|><|tool_call_begin|>x", True, "unparsed"),
+    ],
+)
+def test_what_is_not_understood_is_refused(name: str, text: str, tools: bool, reason: str, tmp_path: Path) -> None:
+    renderer = target(name, tmp_path / name)
+    ids = renderer.tokenizer.encode(text, add_special_tokens=False)
+    with pytest.raises(Reject) as caught:
+        renderer.said([], ids, tools=tools)
+    assert caught.value.reason == reason
+
+
+def test_a_call_without_declared_tools_is_text(tmp_path: Path) -> None:
+    renderer = target("chatml", tmp_path / "t")
+    text = '<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>'
+    ids = renderer.tokenizer.encode(text, add_special_tokens=False)
+    assert renderer.said([], ids, tools=False) == {"role": "assistant", "content": text}
+    (made,) = renderer.said([], ids, tools=True)["tool_calls"]
+    assert made["function"] == {"name": "lookup", "arguments": {}}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        (
+            "deepseek-r1",
+            "<think>\nLook.\n</think>\n\nA moment.<｜tool▁calls▁begin｜>"
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>lookup\n"
+            '```json\n{"word": "a"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>lookup\n'
+            '```json\n{"word": "b"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+            {"content": "A moment.", "reasoning": "Look.", "tool_calls": [call("a"), call("b")]},
+        ),
+        (
+            "deepseek-v3.1",
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>lookup<｜tool▁sep｜>{"word": "a"}'
+            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            {"content": "", "tool_calls": [call("a")]},
+        ),
+        (
+            "gpt-oss",
+            "<|channel|>analysis<|message|>Look.<|end|><|start|>assistant<|channel|>commentary to=functions.lookup "
+            '<|constrain|>json<|message|>{"word": "a"}',
+            {"content": "", "reasoning": "Look.", "tool_calls": [call("a")]},
+        ),
+        (
+            "gpt-oss",
+            "<|channel|>commentary<|message|>A moment.<|end|><|start|>assistant"
+            ' to=functions.lookup<|channel|>commentary json<|message|>{"word": "a"}',
+            {"content": "A moment.", "tool_calls": [call("a")]},
+        ),
+    ],
+)
+def test_calls_as_published_models_write_them(name: str, text: str, wanted: dict[str, Any], tmp_path: Path) -> None:
+    renderer = target(name, tmp_path / name)
+    ids = renderer.tokenizer.encode(text, add_special_tokens=False)
+    assert renderer.said([], ids, tools=True) == {"role": "assistant", **wanted}
