@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from eyrie.config_reference import markdown_reference, schema_text
+from eyrie.config.reference import markdown_reference, schema_text
 from eyrie.errors import run_cli
 from eyrie.formats.publish import write_text
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyrie.config import Config, Dataset, deep_merge, load_config, parse_config
-from eyrie.config_reference import is_machine, markdown_reference, options, schema_text
+from eyrie.config.reference import is_machine, markdown_reference, options, schema_text
 from eyrie.errors import EyrieError
 
 ROOT = Path(__file__).resolve().parents[1]

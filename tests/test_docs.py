@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eyrie.config import Config
-from eyrie.config_reference import options
+from eyrie.config.reference import options
 from eyrie.recipes import REVISIONS
 
 ROOT = Path(__file__).parents[1]

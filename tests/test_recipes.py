@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyrie.config import ENGINE_FITS, Config, parse_config
-from eyrie.config_reference import is_machine, options
+from eyrie.config.reference import is_machine, options
 from eyrie.recipes import REVISIONS, canonical_json, recipe
 
 RAW: dict[str, Any] = {

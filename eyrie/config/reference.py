@@ -14,7 +14,7 @@ from eyrie.config import Config, Section, section_of
 _INTRO = """\
 # Configuration
 
-Every option of `config.yaml`. This page is generated from `eyrie/config.py` by `python scripts/write_schema.py`, as is
+Every option of `config.yaml`. This page is generated from `eyrie/config/` by `python scripts/write_schema.py`, as is
 `config/schema.json`, which editors use for completion and checks.
 
 `<name>` stands for a name of your own. An option marked *machine* says where or how fast work runs, never what it
