@@ -89,7 +89,7 @@ def _open_files() -> int:
 
 def _in_first_namespace() -> bool:
     try:
-        return os.readlink("/proc/self/ns/pid") == f"pid:[{FIRST_PID_NAMESPACE}]"
+        return str(Path("/proc/self/ns/pid").readlink()) == f"pid:[{FIRST_PID_NAMESPACE}]"
     except OSError:
         return True
 
