@@ -61,7 +61,7 @@ NO_GPU_SERVER = does_not_apply("no server on a GPU: server.device is cpu, or thi
 
 def managed(config: Config) -> bool:
     """Whether generation itself is answered by a server that Eyrie starts."""
-    return config.engine.kind == "sglang" and not config.engine.urls
+    return config.engine.managed
 
 
 def for_generation(config: Config) -> Config:
