@@ -22,7 +22,7 @@ REVISIONS = {
     "ingest": 2,
     "generate": 1,
     "tokenize": 2,
-    "merge": 2,
+    "merge": 3,
     "preview": 1,
     "hidden": 1,
     "train": 2,

@@ -40,8 +40,8 @@ class Suites:
 def decontaminated(rows: pl.DataFrame, shards: Sequence[Shard], suites: Suites, ngram: int) -> pl.DataFrame:
     """Gives ``reason`` to rows that share a prompt, or ``ngram`` words in a row, with a prompt to be measured on.
 
-    ``benchmark_prompt``: with a suite, whatever the row's split. ``held_out_prompt``: with a row of the test split that
-    stays. One turn that shares takes its whole conversation along, because later turns hold it as context. Texts are
+    ``benchmark_prompt``: with a suite, whatever the row's split. ``held_out_prompt``: words with a row of the test
+    split that stays (the prompt itself it cannot share: splits go by prompt). One turn that shares takes its whole conversation along, because later turns hold it as context. Texts are
     read shard by shard, each once.
     """
     import numpy as np
@@ -56,8 +56,6 @@ def decontaminated(rows: pl.DataFrame, shards: Sequence[Shard], suites: Suites, 
         benchmark[place[row[suites.runs.among(run)]]] = True
         benchmark[place] = _whole_conversations(rows, place, benchmark)
         parts.append(np.unique(run[~benchmark[place][row]]))
-    kept_keys = rows.filter(left & test & ~benchmark)["prompt_key"]
-    held_out |= rows["prompt_key"].is_in(kept_keys.implode()).to_numpy()
     held_runs = Runs(parts)
     if len(held_runs) or len(suites.runs):
         for place, row, run in _runs(rows, shards, left & ~test, ngram):
@@ -65,7 +63,7 @@ def decontaminated(rows: pl.DataFrame, shards: Sequence[Shard], suites: Suites, 
             held_out[place[row[held_runs.among(run)]]] = True
     everything = np.arange(len(rows))
     benchmark = left & _whole_conversations(rows, everything, benchmark)
-    held_out = left & ~test & _whole_conversations(rows, everything, held_out & ~test)
+    held_out = left & ~test & _whole_conversations(rows, everything, held_out)
     return rows.with_columns(
         reason=pl.when(pl.Series(benchmark))
         .then(pl.lit("benchmark_prompt"))

@@ -32,9 +32,12 @@ class Shard:
         return rows.slice(self.first, self.count)
 
 
-def split_of(conversation: str, options: Merge) -> str:
-    """The split of a conversation: a hash of its id, so that no other row or dataset moves it."""
-    point = int.from_bytes(hashlib.sha256(conversation.encode()).digest()[:8], "big") / 2**64
+def split_of(prompt_key: str, options: Merge) -> str:
+    """The split of all conversations with a prompt key: a hash of the key, so that no other row or dataset moves them.
+
+    All rows of a conversation have its key, and so have other answers to its prompt: neither stands in two splits.
+    """
+    point = int.from_bytes(hashlib.sha256(prompt_key.encode()).digest()[:8], "big") / 2**64
     if point < options.test_fraction:
         return "test"
     return "validation" if point < options.test_fraction + options.validation_fraction else "train"
@@ -81,7 +84,7 @@ def with_splits(rows: pl.DataFrame, options: Merge) -> pl.DataFrame:
     """Adds ``split``."""
     import polars as pl
 
-    made = (split_of(name, options) for name in rows["conversation"])
+    made = (split_of(key, options) for key in rows["prompt_key"])
     return rows.with_columns(pl.Series("split", made, dtype=pl.String))
 
 

@@ -18,7 +18,7 @@ PERCENTILES = (5, 25, 50, 75, 95, 99)
 PACKED_SAMPLE = 50_000  # rows that packing is judged by
 BATCH_SIZES = 5  # batch_tokens that packing is shown for: powers of two from the longest row on
 SHARE_FACTOR = 2  # a dataset with more than this many even shares of the training tokens is worth a warning
-HELD_OUT_SHARE = 0.25  # of a dataset's rows lost to the test split: from here on its prompts repeat too much
+HELD_OUT_SHARE = 0.25  # of a dataset's rows lost to the test split: from here on its prompts are too much alike
 
 
 def summarise(
@@ -126,8 +126,9 @@ def warnings(datasets: Mapping[str, Mapping[str, Any]], vocabulary: Vocabulary) 
             found.append(f"dataset {name} brings no row ({why}); take it out of the config, or put it earlier")
         elif lost.get("held_out_prompt", 0) > HELD_OUT_SHARE * total:
             found.append(
-                f"dataset {name} loses {lost['held_out_prompt'] / total:.0%} of its rows because their prompts stand "
-                "in the test split too; it repeats prompts, so keep one row of each or lower merge.test_fraction"
+                f"dataset {name} loses {lost['held_out_prompt'] / total:.0%} of its rows because they share "
+                "long runs of words with its own test prompts; raise merge.decontamination_ngram above the text that its "
+                "prompts have in common, or lower merge.test_fraction"
             )
     if vocabulary.missing_specials:
         ids = ", ".join(map(str, vocabulary.missing_specials))

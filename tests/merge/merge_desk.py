@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,9 @@ def recipe(
 
 
 def named(split: str, count: int, options: Merge, prefix: str = "c") -> list[str]:
-    """Conversation ids that fall into ``split``."""
+    """Conversation ids whose rows, their key being the id, fall into ``split``."""
     names = (f"{prefix}{i}" for i in range(100_000))
-    return [name for name in names if split_of(name, options) == split][:count]
+    return list(islice((name for name in names if split_of(name, options) == split), count))
 
 
 def run(recipe: dict[str, Any], card: Path, tokens: list[Path], out: Path) -> tuple[pl.DataFrame, dict[str, Any]]:

@@ -96,24 +96,24 @@ def test_the_first_dataset_of_the_config_keeps_a_shared_prompt(card: Path, tmp_p
 
 def test_training_shares_no_prompt_with_the_test_split(card: Path, tmp_path: Path) -> None:
     options = Merge(test_fraction=0.3, validation_fraction=0.3)
-    train, held = named("train", 4, options), named("test", 3, options)
+    train, held = named("train", 3, options), named("test", 2, options)
     watched = named("validation", 2, options)
     long = "one two three four five six seven"
     rows = [
-        row(held[0], [10, 2], "asked"),
-        row(held[1], [10, 2], "asked", long + " eight"),
-        row(held[2], [10, 2]),
-        row(train[0], [10, 2], "asked"),
+        row(held[0], [10, 2], text=long + " eight"),
+        row(held[1], [10, 2]),
+        row(train[0], [10, 2], held[1]),
         row(train[1], [10, 2], text="zero " + long),
         row(train[2], [10, 2], text="one two three four"),
-        row(watched[0], [10, 2], "asked"),
+        row(watched[0], [10, 2], text=long + " nine"),
         row(watched[1], [10, 2]),
     ]
     made = recipe([("a", 1.0)], test_fraction=0.3, validation_fraction=0.3, decontamination_ngram=6)
     index, summary = run(made, card, [shard(tmp_path, "a", "s0000", rows, card)], tmp_path / "merged")
-    assert set(index["conversation"]) == {*held, train[2], watched[1]}
-    assert summary["left_out"] == {"held_out_prompt": 3}
-    assert read_manifest(tmp_path / "merged" / "index.parquet").rows.dropped == {"held_out_prompt": 3}
+    assert set(index["conversation"]) == {*held, train[0], train[2], watched[1]}
+    assert index.filter(pl.col("conversation") == train[0])["split"].item() == "test", "it shares a prompt of that split"
+    assert summary["left_out"] == {"held_out_prompt": 2}
+    assert read_manifest(tmp_path / "merged" / "index.parquet").rows.dropped == {"held_out_prompt": 2}
 
 
 def test_prompts_of_an_external_suite_are_left_out_of_every_split(card: Path, tmp_path: Path) -> None:
@@ -186,18 +186,30 @@ def test_one_trajectory_in_three_datasets_is_kept_once(card: Path, tmp_path: Pat
     assert empty == ["dataset xml", "dataset ticks"]
 
 
-def test_many_answers_to_one_prompt_never_straddle_the_test_split(card: Path, tmp_path: Path) -> None:
-    """Sixteen answers per prompt: what is trained on shares no prompt with the test split, and the loss is said."""
-    rows = [row(f"c{i}.{k}", [10, 2], f"prompt {i}") for i in range(40) for k in range(16)]
-    made = recipe([("a", 1.0)], test_fraction=0.1)
+def test_many_answers_to_one_prompt_stand_in_one_split_and_none_is_lost(card: Path, tmp_path: Path) -> None:
+    rows = [row(f"c{i}.{k}", [10, 2], f"prompt {i}", turn=t) for i in range(60) for k in range(16) for t in (1, 3)]
+    made = recipe([("a", 1.0)], test_fraction=0.2, validation_fraction=0.2)
     index, summary = run(made, card, [shard(tmp_path, "a", "s0000", rows, card)], tmp_path / "merged")
-    prompts = {
-        split: {name.split(".")[0] for name in index.filter(pl.col("split") == split)["conversation"]}
-        for split in ("train", "test")
-    }
-    assert prompts["train"]
-    assert not prompts["train"] & prompts["test"]
-    assert any("repeats prompts" in warning for warning in summary["warnings"])
+    assert (len(index), summary["left_out"], summary["warnings"]) == (len(rows), {}, [])
+    prompt = pl.col("conversation").str.split(".").list.first()
+    assert index.group_by(prompt).agg(pl.col("split").n_unique())["split"].max() == 1
+    assert set(index["split"]) == {"train", "validation", "test"}
+
+
+def test_prompts_cut_from_one_template_are_said(card: Path, tmp_path: Path) -> None:
+    """Long instructions that every prompt repeats tie the training rows to the test split: the loss is warned of."""
+    options = Merge(test_fraction=0.2, validation_fraction=0.0)
+    chosen = named("train", 8, options) + named("test", 2, options)
+    rows = [row(name, [10, 2], text="always say what you did and then why for issue " + name) for name in chosen]
+    chosen = named("train", 8, options, "d")
+    made = recipe([("a", 1.0), ("b", 1.0)], test_fraction=0.2, decontamination_ngram=5)
+    tokens = [
+        shard(tmp_path, "a", "s0000", rows, card),
+        shard(tmp_path, "b", "s0000", [row(name, [10, 2]) for name in chosen], card),
+    ]
+    _, summary = run(made, card, tokens, tmp_path / "merged")
+    (warning,) = summary["warnings"]
+    assert warning.startswith("dataset a loses 80% of its rows because they share long runs of words with its own test")
 
 
 def test_generated_ids_are_counted_as_they_are(card: Path, tmp_path: Path) -> None:

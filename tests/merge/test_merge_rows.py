@@ -43,12 +43,12 @@ def owners(rows: pl.DataFrame, caps: Mapping[str, int]) -> pl.DataFrame:
 
 @settings(deadline=None)
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=30, unique=True), st.data())
-def test_a_split_depends_on_the_conversation_alone(names: list[str], data: st.DataObject) -> None:
+def test_a_split_depends_on_the_prompt_alone(names: list[str], data: st.DataObject) -> None:
     options = Merge(test_fraction=0.3, validation_fraction=0.3)
-    whole = with_splits(pl.DataFrame({"conversation": names}), options)
+    whole = with_splits(pl.DataFrame({"prompt_key": names}), options)
     part = data.draw(st.lists(st.sampled_from(names), min_size=1))
-    shown = with_splits(pl.DataFrame({"conversation": part}), options)
-    assert shown["conversation"].to_list() == part
+    shown = with_splits(pl.DataFrame({"prompt_key": part}), options)
+    assert shown["prompt_key"].to_list() == part
     assert set(shown.iter_rows()) <= set(whole.iter_rows())
 
 
