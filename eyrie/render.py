@@ -32,14 +32,12 @@ class TurnRow:
         turn: index of the assistant message in the conversation.
         input_ids: context and answer, up to and with the id that ends the turn.
         start: first position of the answer; the answer is ``input_ids[start:]``.
-        prompt_text: the last user turn before the answer.
         quotes: whether control strings stand in the conversation as plain text.
     """
 
     turn: int
     input_ids: list[int]
     start: int
-    prompt_text: str
     quotes: bool = False
 
 
@@ -136,7 +134,7 @@ class Renderer:
                 rows.append(Reject("too_long"))
                 continue
             try:
-                rows.append(self._turn_row(talk, turn, messages, max_length))
+                rows.append(self._turn_row(talk, turn, max_length))
             except Reject as reject:
                 rows.append(reject)
         return rows
@@ -150,7 +148,7 @@ class Renderer:
         """The row of the last message, an assistant's; earlier turns are context alone."""
         self.check_tools(messages, tools)
         try:
-            return self._turn_row(self._talk(messages, tools), len(messages) - 1, messages, max_length)
+            return self._turn_row(self._talk(messages, tools), len(messages) - 1, max_length)
         except Reject as reject:
             return reject
 
@@ -187,7 +185,7 @@ class Renderer:
         plain = {key: value for key, value in message.items() if key != "reasoning"}
         return {**plain, **dict.fromkeys(REASONING_KEYS, reasoning)} if reasoning else plain
 
-    def _turn_row(self, talk: _Talk, turn: int, messages: Sequence[dict[str, Any]], max_length: int | None) -> TurnRow:
+    def _turn_row(self, talk: _Talk, turn: int, max_length: int | None) -> TurnRow:
         """Raises :class:`Reject`."""
         ids, start = self._boundary(talk, turn)
         if max_length is not None and len(ids) > max_length:
@@ -195,8 +193,7 @@ class Renderer:
             raise Reject("too_long")
         if len(ids) - start < 2:
             raise Reject("no_supervised_tokens", f"turn {turn}")
-        asked = (message["content"] for message in reversed(messages[:turn]) if message["role"] == "user")
-        return TurnRow(turn, ids, start, next(asked, ""), talk.quotes is not None)
+        return TurnRow(turn, ids, start, talk.quotes is not None)
 
     def _boundary(self, talk: _Talk, turn: int) -> tuple[list[int], int]:
         """Ids of the turn with its context, and where the answer begins."""

@@ -33,8 +33,10 @@ def make_card(folder: Path) -> Path:
     return folder / "target.json"
 
 
-def row(conversation: str, answer: list[int], key: str = "", text: str = "", turn: int = 1) -> dict[str, Any]:
-    """A token row: three prompt ids, then ``answer``."""
+def row(
+    conversation: str, answer: list[int], key: str = "", text: str | list[str] = "", turn: int = 1
+) -> dict[str, Any]:
+    """A token row: three prompt ids, then ``answer``; ``text`` is what it asks, or a list of such."""
     ids = [1, 90, 91, *answer]
     return {
         "row_id": f"{conversation}:{turn}",
@@ -46,7 +48,7 @@ def row(conversation: str, answer: list[int], key: str = "", text: str = "", tur
         "length": len(ids),
         "completion_tokens": len(answer),
         "finish_reason": "stop",
-        "prompt_text": text or f"text of {conversation}",
+        "asked": text if isinstance(text, list) else [text or f"text of {conversation}"],
     }
 
 
