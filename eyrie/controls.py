@@ -64,6 +64,7 @@ class ControlEncoder:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._firsts = sorted({name[0] for name in self.ids_of})
         self._names = list(self.ids_of)
+        self._name_of = {id: name for name, id in self.ids_of.items()}
         self._encode = _plain_encoder(tokenizer, set(self.ids_of))
         self._memory: dict[str, list[int]] = {}
         self._remembered = 0
@@ -109,6 +110,10 @@ class ControlEncoder:
                 trail.counts.append(len(ids))
         trail.text, trail.ids = text, ids
         return ids.copy()
+
+    def last(self, trail: Trail) -> str:
+        """The last control string of the text that ``trail`` stands at; "" when it has none."""
+        return self._name_of[trail.ids[trail.counts[-1] - 1]] if len(trail.ends) > 1 else ""
 
     def quotes_as_text(self) -> bool:
         """Whether every control string can be encoded as plain text, without any control id."""

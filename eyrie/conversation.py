@@ -75,7 +75,7 @@ REASONS = {
     # merge
     "over_cap": "the dataset's token_cap is full",
     "cross_dataset_duplicate": "the same prompt stands in a dataset that comes earlier in the config",
-    "held_out_prompt": "shares its prompt, or a long run of its words, with a row of the run's own test split",
+    "held_out_prompt": "shares a long run of words with a prompt of the run's own test split",
     "benchmark_prompt": "shares its prompt, or a long run of its words, with a configured benchmark suite",
 }
 

@@ -8,7 +8,6 @@ how many earlier journals of this shard were set aside because its answers were 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from eyrie.errors import EyrieError
+from eyrie.locks import take
 
 log = logging.getLogger(__name__)
 
@@ -180,12 +180,9 @@ def _earlier(path: Path) -> list[int]:
 
 def _lock(path: Path) -> int:
     """Hold ``.<name>.lock`` beside ``path``; the kernel lets go of it when the process ends, however it ends."""
-    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
+    lock = take(path.with_name(f".{path.name}.lock"), seconds=0.0)
+    if lock is None:
         raise EyrieError(
             f"{path}: another process is answering this shard; wait for it to end, or stop it, and run again"
-        ) from None
+        )
     return lock

@@ -10,14 +10,16 @@ a merge across the boundary ("\\n" + "\\n..." into one token) is something that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eyrie.chat_template import PROBE_TEXT, REASONING_KEYS, TEMPLATE_ERRORS, Template, load_tokenizer, template_of
 from eyrie.controls import ControlEncoder, Quotes, Trail
 from eyrie.conversation import Reject
 from eyrie.errors import EyrieError
+from eyrie.prefixes import Prefixes
 from eyrie.spoken import message_of
 from eyrie.targets.family import Layout, Think, families, recognise
 
@@ -33,14 +35,12 @@ class TurnRow:
         turn: index of the assistant message in the conversation.
         input_ids: context and answer, up to and with the id that ends the turn.
         start: first position of the answer; the answer is ``input_ids[start:]``.
-        prompt_text: the last user turn before the answer.
         quotes: whether control strings stand in the conversation as plain text.
     """
 
     turn: int
     input_ids: list[int]
     start: int
-    prompt_text: str
     quotes: bool = False
 
 
@@ -48,7 +48,8 @@ class TurnRow:
 class _Talk:
     """One conversation on its way through the template: control strings hidden, and what was encoded so far.
 
-    ``full``: the context alone is too long, so that of every later turn is too.
+    ``full``: the context alone is too long, so that of every later turn is too. ``prefixes``: what the template makes
+    of the whole, by generation prompt and arguments; None: the conversation is short, or the template looks ahead.
     """
 
     messages: list[dict[str, Any]]
@@ -56,6 +57,7 @@ class _Talk:
     quotes: Quotes | None
     trail: Trail = field(default_factory=Trail)
     full: bool = False
+    prefixes: dict[Any, Prefixes | None] | None = None
 
 
 class Renderer:
@@ -91,7 +93,7 @@ class Renderer:
             stop_ids = [*self.family_stops(), *([] if eos is None else [eos])]
         self.stop_ids = frozenset(stop_ids)
         self._stops = {name for name, id in ids_of.items() if id in self.stop_ids}
-        self._apply = template_function(self.tokenizer, template)
+        self._template = Template(self.tokenizer, template)
         self._tools_render: dict[bool, bool] = {}
         self._segments_agree: bool | None = None
 
@@ -147,13 +149,15 @@ class Renderer:
             talk = self._talk(messages, tools)
         except Reject as reject:
             return [reject for _ in turns]
+        if len(turns) >= MANY_TURNS and self._template.direct:
+            talk.prefixes = {}
         rows: list[TurnRow | Reject] = []
         for turn in turns:
             if talk.full:
                 rows.append(Reject("too_long"))
                 continue
             try:
-                rows.append(self._turn_row(talk, turn, messages, max_length))
+                rows.append(self._turn_row(talk, turn, max_length))
             except Reject as reject:
                 rows.append(reject)
         return rows
@@ -167,7 +171,7 @@ class Renderer:
         """The row of the last message, an assistant's; earlier turns are context alone."""
         self.check_tools(messages, tools)
         try:
-            return self._turn_row(self._talk(messages, tools), len(messages) - 1, messages, max_length)
+            return self._turn_row(self._talk(messages, tools), len(messages) - 1, max_length)
         except Reject as reject:
             return reject
 
@@ -204,7 +208,7 @@ class Renderer:
         plain = {key: value for key, value in message.items() if key != "reasoning"}
         return {**plain, **dict.fromkeys(REASONING_KEYS, reasoning)} if reasoning else plain
 
-    def _turn_row(self, talk: _Talk, turn: int, messages: Sequence[dict[str, Any]], max_length: int | None) -> TurnRow:
+    def _turn_row(self, talk: _Talk, turn: int, max_length: int | None) -> TurnRow:
         """Raises :class:`Reject`."""
         ids, start = self._boundary(talk, turn)
         if max_length is not None and len(ids) > max_length:
@@ -212,8 +216,7 @@ class Renderer:
             raise Reject("too_long")
         if len(ids) - start < 2:
             raise Reject("no_supervised_tokens", f"turn {turn}")
-        asked = (message["content"] for message in reversed(messages[:turn]) if message["role"] == "user")
-        return TurnRow(turn, ids, start, next(asked, ""), talk.quotes is not None)
+        return TurnRow(turn, ids, start, talk.quotes is not None)
 
     def _boundary(self, talk: _Talk, turn: int) -> tuple[list[int], int]:
         """Ids of the turn with its context, and where the answer begins."""
@@ -222,8 +225,8 @@ class Renderer:
         if reasoning and self.thinking is False:
             raise Reject("reasoning_unwanted", f"turn {turn}")
         arguments = self._arguments_for(bool(reasoning))
-        prompt = self.render(talk.messages[:turn], talk.tools, generation=True, arguments=arguments)
-        finished = self.render(talk.messages[: turn + 1], talk.tools, generation=False, arguments=arguments)
+        prompt = self._first(talk, turn, generation=True, arguments=arguments)
+        finished = self._first(talk, turn + 1, generation=False, arguments=arguments)
         header = header_of(prompt, self.think)
         continues = finished.startswith(header)
         tail = finished[len(header) :] if continues else self._tail(talk, turn, finished, arguments)
@@ -234,8 +237,8 @@ class Renderer:
         ended = self.controls.cut_behind(answer, self._stops)
         if ended is None:
             raise Reject("no_stop_id", f"turn {turn}")
-        self._check_answer(context, ended, turn)
         ids = self._ids(talk, context)
+        self._check_answer(self.controls.last(talk.trail), ended, turn)
         start = len(ids)
         return ids + self.controls.ids(ended, talk.quotes), start
 
@@ -307,11 +310,13 @@ class Renderer:
             raise Reject("reasoning_dropped", f"turn {turn}")
         return finished[:end], start
 
-    def _check_answer(self, context: str, answer: str, turn: int) -> None:
-        """What holds of every answer of the family. Raises :class:`Reject`."""
+    def _check_answer(self, before: str, answer: str, turn: int) -> None:
+        """What holds of every answer of the family; ``before``: the last control string of its context.
+
+        Raises :class:`Reject`.
+        """
         inside = self.controls.controls(answer)
         family = self.family
-        before = next(reversed(self.controls.controls(context)), "")
         if family.answer_after and before not in family.answer_after:
             raise Reject("broken_turn", f"turn {turn}: the answer follows {before or 'no control token'}")
         wrong = next((name for name in inside if name in family.turn_tokens), None)
@@ -336,27 +341,47 @@ class Renderer:
             return self.controls.follow(rendered, talk.quotes, talk.trail)
         return list(self.tokenizer.encode(rendered, add_special_tokens=False))
 
+    def _first(self, talk: _Talk, count: int, *, generation: bool, arguments: dict[str, Any]) -> str:
+        """:meth:`render` of the first ``count`` messages, from a run over the whole where the template allows."""
+        if talk.prefixes is not None:
+            key = generation, repr(arguments)
+            if key not in talk.prefixes:
+                talk.prefixes[key] = self._prefixes(talk, generation, arguments)
+            found = talk.prefixes[key]
+            try:
+                text = found.first(count) if found else None
+            except TEMPLATE_ERRORS:  # of other words than the conversation's, so the conversation is not refused
+                text = None
+            if text is not None:
+                return text
+            talk.prefixes[key] = None
+        return self.render(talk.messages[:count], talk.tools, generation=generation, arguments=arguments)
+
+    def _prefixes(self, talk: _Talk, generation: bool, arguments: dict[str, Any]) -> Prefixes | None:
+        """None when the template refuses the whole, or does something with the messages that only a list can."""
+        last = max(turn for turn, message in enumerate(talk.messages) if message["role"] == "assistant")
+        try:
+            return Prefixes(
+                talk.messages[: last if generation else last + 1],
+                lambda messages: self._template.pieces(messages, talk.tools or None, generation, arguments),
+                lambda messages: self.render(messages, talk.tools, generation=generation, arguments=arguments),
+            )
+        except (*TEMPLATE_ERRORS, Reject):
+            return None
+
     def render(
         self, messages: list[dict[str, Any]], tools: Any, *, generation: bool, arguments: dict[str, Any] | None = None
     ) -> str:
         """The template's text; ``arguments`` in place of the renderer's own. Raises :class:`Reject`."""
-        from jinja2 import TemplateError
-
         arguments = self.arguments if arguments is None else arguments
         try:
-            text = self._apply(messages, tools or None, generation, arguments)
-        except (TemplateError, TypeError) as error:
+            text = self._template(messages, tools or None, generation, arguments)
+        except TEMPLATE_ERRORS as error:
             raise Reject("template_refused", " ".join(str(error).split())[:120]) from None
         return str(text)
 
 
-# Templates call the reasoning by one of these names.
-REASONING_KEYS = ("reasoning", "reasoning_content", "thinking")
-
-# Everything that encoding piece by piece could get wrong: edges of white space, scripts, emoji, code.
-PROBE_TEXT = (
-    " a b\nc  def f(x):\n\treturn {'k': x}\n\n\u4f60\u597d\uff0c\u4e16\u754c \U0001f426\u200d\U0001f525 caf\u00e9 "
-)
+MANY_TURNS = 5  # from here on a run over the whole conversation costs less than one per turn
 
 
 def holds(answer: str, reasoning: str, content: str) -> bool:
@@ -425,69 +450,6 @@ def canonical_calls(messages: Sequence[dict[str, Any]], spelling: str | None) ->
             message = {**message, "tool_call_id": waiting.pop(place)[1]}
         changed.append(message)
     return changed
-
-
-def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a Hugging Face folder. Raises :class:`EyrieError` when it cannot be loaded."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        why = " ".join(str(error).split())[:160]
-        mend = "copy the tokenizer's files there"
-        if "custom code" in why and not trust_remote_code:
-            mend = "read that code, then set target.trust_remote_code (for a hub id pin target.revision too)"
-        raise EyrieError(f"{folder}: its tokenizer cannot be loaded ({why}); {mend}") from error
-
-
-def template_of(tokenizer: Any, folder: Path) -> str:
-    """The chat template's text (the default one of several). Raises :class:`EyrieError` when there is none."""
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    if not template:
-        raise EyrieError(
-            f"{folder}: the tokenizer has no chat template; use an instruction-tuned model, or add chat_template.jinja"
-        )
-    return str(template)
-
-
-def template_function(tokenizer: Any, template: str) -> Callable[[list[dict[str, Any]], Any, bool, Any], str]:
-    """``(messages, tools, generation, arguments) -> text``, as ``apply_chat_template`` gives it.
-
-    The library checks and copies every message on each call, which costs more than the template itself. Its compiled
-    template is called directly instead, unless the tokenizer brings its own code or the two disagree on a probe.
-    """
-
-    def slow(messages: list[dict[str, Any]], tools: Any, generation: bool, arguments: dict[str, Any]) -> str:
-        return str(
-            tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=generation, tokenize=False, **arguments
-            )
-        )
-
-    def fast(messages: list[dict[str, Any]], tools: Any, generation: bool, arguments: dict[str, Any]) -> str:
-        given = {**names, **arguments}
-        return str(
-            compiled.render(messages=messages, tools=tools, documents=None, add_generation_prompt=generation, **given)
-        )
-
-    try:
-        from transformers import PreTrainedTokenizerBase
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
-        if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
-            return slow
-        compiled, names = _compile_jinja_template(template), tokenizer.special_tokens_map
-        probe: list[dict[str, Any]] = [
-            {"role": "user", "content": PROBE_TEXT},
-            {"role": "assistant", "content": "a", **dict.fromkeys(REASONING_KEYS, "b")},
-        ]
-        same = all(fast(probe[:n], None, n == 1, {}) == slow(probe[:n], None, n == 1, {}) for n in (1, 2))
-        return fast if same else slow
-    except Exception:  # a private part of the library that moved, or a template that refuses the probe
-        return slow
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

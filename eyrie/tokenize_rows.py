@@ -153,7 +153,7 @@ def native_rows(
     renderer = rendered.renderer
     completion = 0
     for row in read_jsonl(source):
-        messages = row["messages"]
+        messages, told = row["messages"], 0
         if completion >= token_budget:  # counted, but no longer rendered
             yield from (Reject("over_budget") for message in messages if message["role"] == "assistant")
             continue
@@ -163,18 +163,18 @@ def native_rows(
             elif isinstance(turn, Reject):
                 yield turn
             else:
-                made = _row(row["id"], messages, turn.turn, turn.input_ids, turn.start, "native")
+                made = _row(row["id"], messages, turn.turn, turn.input_ids, turn.start, "native", told)
                 outcome = rendered.count(_checked(made, options), turn)
                 if isinstance(outcome, dict):
                     completion += outcome["completion_tokens"]
+                    told = turn.turn
                 yield outcome
 
 
 def _row(
-    conversation: str, messages: list[dict[str, Any]], turn: int, ids: list[int], start: int, finish: str
+    conversation: str, messages: list[dict[str, Any]], turn: int, ids: list[int], start: int, finish: str, told: int = 0
 ) -> dict[str, Any]:
-    """A token row; the key is the whole conversation's, so that all its turns share it."""
-    asked = [message["content"] for message in messages[:turn] if message["role"] == "user"]
+    """A token row; earlier rows of the conversation hold the user turns of its first ``told`` messages."""
     return {
         "row_id": f"{conversation}:{turn}",
         "conversation": conversation,
@@ -185,7 +185,7 @@ def _row(
         "length": len(ids),
         "completion_tokens": len(ids) - start,
         "finish_reason": finish,
-        "prompt_text": asked[-1] if asked else "",
+        "asked": [message["content"] for message in messages[told:turn] if message["role"] == "user"],
     }
 
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import eyrie.controls
+from eyrie.chat_template import load_tokenizer
 from eyrie.controls import MARKS, ControlEncoder, Trail, mapped, shared_length, strings_of
 from eyrie.conversation import Reject
-from eyrie.render import load_tokenizer
 from tests.family_targets import family_target
 
 

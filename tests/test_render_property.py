@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eyrie.chat_template import Template
 from eyrie.conversation import Reject
-from eyrie.render import Renderer, TurnRow, template_function
+from eyrie.render import Renderer, TurnRow
 from tests.family_targets import write_target
 
 NAMES = ["<|A|>", "[B]", "<c>", "<|end|>", "[[eos]]"]
@@ -136,7 +137,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
 def under(base: Renderer, plan: Plan) -> Renderer:
     """The same tokenizer under another template."""
     base.tokenizer.chat_template = plan.jinja()
-    base._apply = template_function(base.tokenizer, plan.jinja())
+    base._template = Template(base.tokenizer, plan.jinja())
     base._segments_agree = None
     return base
 

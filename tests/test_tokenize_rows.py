@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from eyrie.config import Tokenize
+from eyrie.conversation import Reject
 from eyrie.errors import EyrieError
 from eyrie.formats.jsonl import write_jsonl
 from eyrie.formats.manifest import RowCounts, manifest_path, read_manifest
 from eyrie.formats.publish import publish
 from eyrie.formats.tokens import read_tokens
-from eyrie.render import Renderer
+from eyrie.render import Renderer, TurnRow
 from eyrie.targets import identify, read_card
-from eyrie.tokenize_rows import tokenize
+from eyrie.tokenize_rows import native_rows, tokenize
 
 END = 2
 
@@ -83,7 +89,7 @@ def test_answers_keep_their_ids_and_every_output_is_a_label(card: Path, tiny_tar
     assert rows[0]["spans"] == [{"start": 3, "end": 6}]
     assert rows[0]["row_id"] == f"{0:016x}:1"
     assert rows[0]["turn"] == 1
-    assert rows[0]["prompt_text"] == "question number 0 of this test"
+    assert rows[0]["asked"] == ["question number 0 of this test"]
     assert [row["completion_tokens"] for row in rows] == [3, 2]
     manifest = read_manifest(out)
     assert manifest.tokens == {"total": 11, "completion": 5, "prompt": 6}
@@ -109,6 +115,50 @@ def test_dropped_rows_are_counted_by_reason(card: Path, tiny_target: Path, tmp_p
     assert read_tokens(out)["finish_reason"].to_list() == ["stop", "length"]
 
 
+def test_an_answer_tells_every_user_turn_of_its_prompt(card: Path, tiny_target: Path, tmp_path: Path) -> None:
+    made = response(0, [80, END])
+    made["messages"] = [
+        {"role": role, "content": text}
+        for role, text in [("system", "s"), ("user", "one"), ("assistant", "a"), ("user", "two"), ("user", "three")]
+    ]
+    source = responses(tmp_path / "s0000.jsonl.zst", [made], card)
+    out = run(source, card, tiny_target, tmp_path / "s0000.parquet")
+    assert read_tokens(out)["asked"].to_list() == [["one", "two", "three"]]
+
+
+class PickyRenderer:
+    """Stands in for a renderer: turns whose answer says so are left out."""
+
+    def turn_rows(self, messages: list[dict[str, Any]], *_: Any) -> list[TurnRow | Reject]:
+        return [
+            Reject("no_stop_id") if message["content"] == "lost" else TurnRow(turn, [1, 70, 80, END], 2)
+            for turn, message in enumerate(messages)
+            if message["role"] == "assistant"
+        ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(["kept", "lost", "user"]), min_size=1, max_size=8), min_size=1, max_size=4))
+def test_rows_of_a_conversation_tell_each_user_turn_once(talks: list[list[str]]) -> None:
+    """Also those before a turn that is left out: a later row holds them as context."""
+    listed = []
+    for number, kinds in enumerate(talks):
+        messages = [{"role": "user", "content": f"{number} first"}]
+        for place, kind in enumerate(kinds):
+            role = "user" if kind == "user" else "assistant"
+            messages.append({"role": role, "content": f"{number} {place}" if role == "user" else kind})
+        listed.append({"id": f"{number:016x}", "index": number, "messages": messages})
+    with tempfile.TemporaryDirectory() as folder:
+        write_jsonl(Path(folder) / "s.jsonl.zst", listed)
+        stand_in = SimpleNamespace(renderer=PickyRenderer(), count=lambda outcome, _: outcome)
+        outcomes = list(native_rows(Path(folder) / "s.jsonl.zst", stand_in, None, Tokenize(), 10**9))
+    for conversation in listed:
+        rows = [made for made in outcomes if isinstance(made, dict) and made["conversation"] == conversation["id"]]
+        until = max((made["turn"] for made in rows), default=0)
+        users = [m["content"] for m in conversation["messages"][:until] if m["role"] == "user"]
+        assert [text for made in rows for text in made["asked"]] == users
+
+
 def test_native_rows_are_one_per_turn_as_served(card: Path, tiny_target: Path, tmp_path: Path) -> None:
     source = prompts(tmp_path / "s0000.jsonl.zst", [["hello", "Paris.", "the fox", "jumps <|im_end|> high"]])
     out = run(source, card, tiny_target, tmp_path / "s0000.parquet", kind="native", budget=10_000)
@@ -117,7 +167,7 @@ def test_native_rows_are_one_per_turn_as_served(card: Path, tiny_target: Path, t
     renderer = Renderer(tiny_target)
     assert [row["turn"] for row in rows] == [1, 3]
     assert len({row["prompt_key"] for row in rows}) == 1
-    assert [row["prompt_text"] for row in rows] == ["hello", "the fox"]
+    assert [row["asked"] for row in rows] == [["hello"], ["the fox"]]
     for row, text in zip(rows, ["Paris.", "jumps <|im_end|> high"], strict=True):
         (span,) = row["spans"]
         answer = row["input_ids"][span["start"] : span["end"]]

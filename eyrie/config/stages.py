@@ -22,8 +22,8 @@ class Tokenize(Section):
 class Merge(Section):
     """Which rows train, which are held out, and the draft vocabulary."""
 
-    validation_fraction: Fraction = Field(0.04, description="conversations that choose the best checkpoint")
-    test_fraction: Fraction = Field(0.08, description="conversations held out for the benchmark")
+    validation_fraction: Fraction = Field(0.04, description="share of the prompts that choose the best checkpoint")
+    test_fraction: Fraction = Field(0.08, description="share of the prompts held out for the benchmark")
     draft_vocab_size: int = Field(32_000, ge=16, description="target tokens that the drafter can propose")
     draft_vocab_from: str | None = Field(
         None,

@@ -17,8 +17,8 @@ from typing import Any
 from eyrie.engines.base import Request
 from eyrie.errors import EyrieError
 from eyrie.formats.publish import write_json
+from eyrie.locks import locked
 from eyrie.servers.lease import Lease, lease
-from eyrie.servers.locks import locked
 from eyrie.servers.probe import ask
 from eyrie.servers.spec import Spec
 

@@ -6,9 +6,7 @@ a killed job had reserved counts as spent, because nobody can know what its last
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eyrie.errors import EyrieError
+from eyrie.locks import locked
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,7 @@ class Purse:
 
     @contextmanager
     def _open(self) -> Iterator[dict[str, Any]]:
-        lock = os.open(self.ledger.with_name(f".{self.ledger.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.ledger.with_name(f".{self.ledger.name}.lock")):
             book = self._read()
             before = json.dumps(book)
             yield book
@@ -83,8 +80,6 @@ class Purse:
                 part = self.ledger.with_name(f".{self.ledger.name}.part")
                 part.write_text(text + "\n")
                 part.replace(self.ledger)
-        finally:
-            os.close(lock)
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -16,8 +16,8 @@ def token_schema() -> dict[str, Any]:
     """Columns of a token shard.
 
     ``spans`` are half-open ranges of *label* positions: ``input_ids[start:end]`` are tokens that the target (or, for a
-    native dataset, the data) produced. ``prompt_key`` names the prompt across datasets, ``prompt_text`` is the last
-    user turn.
+    native dataset, the data) produced. ``prompt_key`` names the conversation's prompt across datasets. ``asked``
+    are the user turns of the row's context that no earlier row of its conversation has: together all, each once.
     """
     import polars as pl
 
@@ -31,7 +31,7 @@ def token_schema() -> dict[str, Any]:
         "length": pl.Int32(),
         "completion_tokens": pl.Int32(),
         "finish_reason": pl.String(),
-        "prompt_text": pl.String(),
+        "asked": pl.List(pl.String()),
     }
 
 

@@ -9,22 +9,18 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eyrie.config import Merge
 from eyrie.errors import EyrieError
 from eyrie.formats.manifest import RowCounts, sha256_of, verified_manifest
 from eyrie.formats.publish import publish
-from eyrie.merge.decontamination import Suites, decontaminated
-from eyrie.merge.rows import SPLITS, all_rows, with_owners, with_splits
+from eyrie.merge.decontamination import Suites, decontaminate
+from eyrie.merge.index import write_index
+from eyrie.merge.rows import KEPT, SPLITS, Rows, read_rows
 from eyrie.merge.summary import summarise
 from eyrie.merge.vocabulary import Vocabulary, choose, keep, token_counts, write_vocabulary
 from eyrie.targets.card import read_card
-
-if TYPE_CHECKING:
-    import polars as pl
-
-INDEX_COLUMNS = ("dataset", "shard", "row", "row_id", "conversation", "split", "weight", "length", "completion_tokens")
 
 log = logging.getLogger(__name__)
 
@@ -60,41 +56,40 @@ def merge(recipe: dict[str, Any], *, target: Path, tokens: Sequence[Path], out: 
         file = Path(options.draft_vocab_file)
         vocabulary = keep(file, card)
         inputs["draft_vocab_from"] = sha256_of(file)
-    rows, shards = all_rows(tokens, weights)
-    rows = with_owners(with_splits(rows, options), recipe["caps"])
+    rows = read_rows(tokens, list(weights), recipe["caps"], options)
     suites = Suites(recipe["suites"], options.decontamination_ngram)
-    rows = decontaminated(rows, shards, suites, options.decontamination_ngram)
-    left = rows.filter(rows["reason"] == "")
-    if left.filter(left["split"] == "train").is_empty():
+    templates = decontaminate(rows, suites, options.decontamination_ngram)
+    train = SPLITS.index("train")
+    if not ((rows.reason == KEPT) & (rows.split == train)).any():
         raise EyrieError(
             f"{out}: no row is left to train on out of {len(rows)}; raise the token budgets, "
             "or lower merge.validation_fraction and merge.test_fraction"
         )
-    counts = token_counts(shards, rows, card.vocab_size)
+    counts = token_counts(rows, card.vocab_size)
     if vocabulary is None:
-        train = SPLITS.index("train")
         frequency = np.sum([mine[train] for mine in counts.values()], axis=0)
         vocabulary = choose(frequency, options.draft_vocab_size, card)
-    summary = summarise(rows, counts, vocabulary, list(weights))
+    summary = summarise(rows, counts, vocabulary, weights, templates)
     for warning in summary["warnings"]:
         log.warning("warning: %s", warning)
     common: dict[str, Any] = {"stage": "merge", "recipe": recipe, "inputs": inputs, "identity": identity}
-    _publish(out, left, vocabulary, summary, card.vocab_size, common)
+    _publish(out, rows, weights, vocabulary, summary, card.vocab_size, common)
 
 
 def _publish(
     out: Path,
-    left: pl.DataFrame,
+    rows: Rows,
+    weights: dict[str, float],
     vocabulary: Vocabulary,
     summary: dict[str, Any],
     vocab_size: int,
     common: dict[str, Any],
 ) -> None:
     """The three files; ``common`` is what their manifests share."""
-    tally = RowCounts(read=summary["rows"]["read"], kept=len(left), dropped=summary["left_out"])
+    tally = RowCounts(read=summary["rows"]["read"], kept=summary["rows"]["kept"], dropped=summary["left_out"])
     completion = {f"completion_{split}": summary["splits"][split]["completion_tokens"] for split in SPLITS}
     with publish(out / "index.parquet", **common) as draft:
-        left.select(INDEX_COLUMNS).write_parquet(draft.path, compression="zstd", statistics=False)
+        write_index(draft.path, rows, weights)
         draft.rows, draft.tokens = tally, completion
     with publish(out / "vocab.safetensors", **common) as draft:
         write_vocabulary(draft.path, vocabulary, vocab_size)

@@ -5,71 +5,84 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from eyrie.merge.rows import SPLITS
+from eyrie.merge.rows import KEPT, REASONS, SPLITS, Rows
 from eyrie.merge.vocabulary import Vocabulary, coverage
 from eyrie.train.plan import cut_batches
 
 if TYPE_CHECKING:
     import numpy as np
-    import polars as pl
 
 HISTOGRAM_STEP = 128  # tokens per bar of the length histogram
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 PACKED_SAMPLE = 50_000  # rows that packing is judged by
 BATCH_SIZES = 5  # batch_tokens that packing is shown for: powers of two from the longest row on
 SHARE_FACTOR = 2  # a dataset with more than this many even shares of the training tokens is worth a warning
-HELD_OUT_SHARE = 0.25  # of a dataset's rows lost to the test split: from here on its prompts repeat too much
+HELD_OUT_SHARE = 0.25  # of a dataset's rows lost to the test split: from here on its prompts are too much alike
 
 
 def summarise(
-    rows: pl.DataFrame, counts: Mapping[str, np.ndarray], vocabulary: Vocabulary, names: list[str]
+    rows: Rows,
+    counts: Mapping[str, np.ndarray],
+    vocabulary: Vocabulary,
+    weights: Mapping[str, float],
+    templates: Mapping[str, int],
 ) -> dict[str, Any]:
     """Rows and tokens by dataset and split, reasons, lengths, packing, shares, coverage, warnings.
 
     Args:
-        rows: all rows with ``split``, ``reason``, ``weight``.
+        rows: all rows with their splits and reasons.
         counts: supervised tokens by dataset, int64 ``[3, V]``, see :func:`eyrie.merge.vocabulary.token_counts`.
         vocabulary: the draft vocabulary.
-        names: datasets in config order.
+        weights: weight of each dataset, in config order.
+        templates: word runs of each dataset that were taken for its template.
     """
-    import polars as pl
+    import numpy as np
 
-    left = rows.filter(pl.col("reason") == "")
-    weighted = (pl.col("completion_tokens") * pl.col("weight")).filter(pl.col("split") == "train").sum()
-    total = left.select(weighted).item() or 1.0
+    whole = slice(0, len(rows))
+    places = {name: rows.of_dataset(name) for name in weights}
+    splits = {name: _by_split(rows, place) for name, place in places.items()}
+    weighted = {name: splits[name]["train"]["completion_tokens"] * weight for name, weight in weights.items()}
+    total = sum(weighted.values()) or 1.0
     datasets = {}
-    for name in names:
-        mine, all_mine = left.filter(pl.col("dataset") == name), rows.filter(pl.col("dataset") == name)
-        share = mine.select(weighted).item() / total
+    for name, place in places.items():
+        share = weighted[name] / total
+        left = rows.reason[place] == KEPT
         datasets[name] = {
-            "rows": len(mine),
-            "conversations": mine["conversation"].n_unique(),
-            "left_out": reasons(all_mine),
-            "splits": _by_split(mine),
+            "rows": int(left.sum()),
+            "conversations": len(np.unique(rows.conversation[place][left])),
+            "left_out": reasons(rows.reason[place]),
+            "splits": splits[name],
             "share": round(share, 6),
-            "over_share": over_share(share, len(names)),
+            "over_share": over_share(share, len(weights)),
             "coverage": coverage(counts[name].sum(axis=0), vocabulary),
+            "template_runs": templates[name],
         }
-    bars = left.group_by((pl.col("length") // HISTOGRAM_STEP * HISTOGRAM_STEP).alias("from")).agg(rows=pl.len())
+    left = rows.reason == KEPT
+    lengths = rows.length[left]
+    bars = np.bincount(lengths // HISTOGRAM_STEP)
+    train = left & (rows.split == SPLITS.index("train"))
     return {
-        "rows": {"read": len(rows), "kept": len(left)},
-        "splits": _by_split(left),
-        "left_out": reasons(rows),
+        "rows": {"read": len(rows), "kept": len(lengths)},
+        "splits": _by_split(rows, whole),
+        "left_out": reasons(rows.reason),
         "datasets": datasets,
         "lengths": {
             "step": HISTOGRAM_STEP,
-            "histogram": {str(start): n for start, n in bars.sort("from").iter_rows()},
-            "longest": left["length"].max(),
+            "histogram": {str(bar * HISTOGRAM_STEP): int(bars[bar]) for bar in np.flatnonzero(bars)},
+            "longest": int(lengths.max()),
         },
-        "packing": packing(left.filter(pl.col("split") == "train")),
+        "packing": packing(rows.length[train], rows.completion_tokens[train]),
         "draft_vocabulary": _vocabulary(counts, vocabulary),
         "warnings": warnings(datasets, vocabulary),
     }
 
 
-def reasons(rows: pl.DataFrame) -> dict[str, int]:
-    """Rows left out, by reason."""
-    return dict(rows.filter(rows["reason"] != "")["reason"].value_counts().sort("reason").iter_rows())
+def reasons(reason: np.ndarray) -> dict[str, int]:
+    """Rows left out, by reason, from places in :data:`eyrie.merge.rows.REASONS`."""
+    import numpy as np
+
+    counts = np.bincount(reason, minlength=len(REASONS))
+    return {name: int(count) for name, count in sorted(zip(REASONS, counts, strict=True)) if name and count}
 
 
 def over_share(share: float, datasets: int) -> bool:
@@ -77,8 +90,8 @@ def over_share(share: float, datasets: int) -> bool:
     return datasets > SHARE_FACTOR and share > SHARE_FACTOR / datasets
 
 
-def packing(rows: pl.DataFrame) -> dict[str, Any]:
-    """How well ``rows`` (``length``, ``completion_tokens``) fill batches.
+def packing(lengths: np.ndarray, completion_tokens: np.ndarray) -> dict[str, Any]:
+    """How well rows fill batches.
 
     Percentiles of tokens per row, and for batches of 2**k tokens, from the longest row on: mean rows per batch, the
     share of the padded tokens that is padding, and the share of ``batch_tokens`` that is row tokens. Batches are cut as
@@ -86,11 +99,10 @@ def packing(rows: pl.DataFrame) -> dict[str, Any]:
     """
     import numpy as np
 
-    lengths = rows["length"].to_numpy()
-    order = np.random.default_rng(0).permutation(len(lengths))[:PACKED_SAMPLE].tolist()
-    plain = lengths.tolist()
+    plain = lengths[np.random.default_rng(0).permutation(len(lengths))[:PACKED_SAMPLE]].tolist()
+    order = range(len(plain))
     batches = {}
-    smallest = 1 << (max(plain, default=1) - 1).bit_length()
+    smallest = 1 << (int(lengths.max(initial=1)) - 1).bit_length()
     for size in (smallest << step for step in range(BATCH_SIZES)):
         cut = cut_batches(order, plain, size)
         padded = sum(max(plain[row] for row in batch) * len(batch) for batch in cut)
@@ -103,7 +115,7 @@ def packing(rows: pl.DataFrame) -> dict[str, Any]:
             }
     return {
         "tokens_per_row": _percentiles(lengths),
-        "completion_tokens_per_row": _percentiles(rows["completion_tokens"].to_numpy()),
+        "completion_tokens_per_row": _percentiles(completion_tokens),
         "batches": batches,
     }
 
@@ -126,8 +138,9 @@ def warnings(datasets: Mapping[str, Mapping[str, Any]], vocabulary: Vocabulary) 
             found.append(f"dataset {name} brings no row ({why}); take it out of the config, or put it earlier")
         elif lost.get("held_out_prompt", 0) > HELD_OUT_SHARE * total:
             found.append(
-                f"dataset {name} loses {lost['held_out_prompt'] / total:.0%} of its rows because their prompts stand "
-                "in the test split too; it repeats prompts, so keep one row of each or lower merge.test_fraction"
+                f"dataset {name} loses {lost['held_out_prompt'] / total:.0%} of its rows because they share "
+                "long runs of words with the test split; raise merge.decontamination_ngram above the text that its "
+                "prompts have in common, or lower merge.test_fraction"
             )
     if vocabulary.missing_specials:
         ids = ", ".join(map(str, vocabulary.missing_specials))
@@ -157,16 +170,15 @@ def _vocabulary(counts: Mapping[str, np.ndarray], vocabulary: Vocabulary) -> dic
     }
 
 
-def _by_split(rows: pl.DataFrame) -> dict[str, dict[str, int]]:
-    import polars as pl
-
+def _by_split(rows: Rows, place: slice) -> dict[str, dict[str, int]]:
+    """Rows that stay and their tokens, by split."""
     table = {}
-    for split in SPLITS:
-        mine = rows.filter(pl.col("split") == split)
+    for number, split in enumerate(SPLITS):
+        mine = (rows.reason[place] == KEPT) & (rows.split[place] == number)
         table[split] = {
-            "rows": len(mine),
-            "tokens": int(mine["length"].sum()),
-            "completion_tokens": int(mine["completion_tokens"].sum()),
+            "rows": int(mine.sum()),
+            "tokens": int(rows.length[place][mine].sum()),
+            "completion_tokens": int(rows.completion_tokens[place][mine].sum()),
         }
     return table
 

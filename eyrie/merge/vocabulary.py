@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eyrie.errors import EyrieError
 from eyrie.formats.tokens import read_tokens
-from eyrie.merge.rows import SPLITS, Shard
+from eyrie.merge.rows import KEPT, SPLITS, Rows
 from eyrie.targets.card import TargetCard
 
 if TYPE_CHECKING:
@@ -34,8 +33,8 @@ class Vocabulary:
     missing_specials: list[int] = field(default_factory=list)
 
 
-def token_counts(shards: Sequence[Shard], rows: pl.DataFrame, vocab_size: int) -> dict[str, np.ndarray]:
-    """Supervised tokens of the rows without a ``reason``, by dataset: int64 ``[3, V]``, one line per split.
+def token_counts(rows: Rows, vocab_size: int) -> dict[str, np.ndarray]:
+    """Supervised tokens of the rows that stay, by dataset: int64 ``[3, V]``, one line per split.
 
     Raises:
         EyrieError: a token id that the target does not have.
@@ -43,12 +42,12 @@ def token_counts(shards: Sequence[Shard], rows: pl.DataFrame, vocab_size: int) -
     import numpy as np
 
     counts: dict[str, np.ndarray] = {}
-    for shard in shards:
+    for shard in rows.shards:
         mine = counts.setdefault(shard.dataset, np.zeros((len(SPLITS), vocab_size), np.int64))
         table = read_tokens(shard.path, ["input_ids", "spans"])
-        placed = shard.of(rows)
-        for number, split in enumerate(SPLITS):
-            chosen = np.flatnonzero(((placed["reason"] == "") & (placed["split"] == split)).to_numpy())
+        left = rows.reason[shard.place] == KEPT
+        for number in range(len(SPLITS)):
+            chosen = np.flatnonzero(left & (rows.split[shard.place] == number))
             if not len(chosen):
                 continue
             ids = supervised_ids(table[chosen] if len(chosen) < len(table) else table)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from eyrie.servers.locks import take
+from eyrie.locks import take
 from eyrie.servers.process import adopt_orphans, die_with_parent, members, send, wait_for
 
 POLL_S = 0.2

@@ -15,7 +15,7 @@ from pathlib import Path
 import eyrie
 from eyrie.errors import EyrieError
 from eyrie.formats.publish import write_text
-from eyrie.servers.locks import is_held, locked, take
+from eyrie.locks import is_held, locked, take
 from eyrie.servers.process import wait_for
 from eyrie.servers.spec import Files, Spec, State, dump_spec
 

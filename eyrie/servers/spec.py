@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from eyrie.errors import EyrieError
 from eyrie.formats.publish import write_text
-from eyrie.servers.locks import is_held
+from eyrie.locks import is_held
 
 
 class Spec(BaseModel):

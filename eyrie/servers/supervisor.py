@@ -18,8 +18,8 @@ from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
 
+from eyrie.locks import locked, take
 from eyrie.servers.guard import start_guarded
-from eyrie.servers.locks import locked, take
 from eyrie.servers.memory import used_bytes, wait_until_returned
 from eyrie.servers.probe import LogReader, generates, served_names, version_of
 from eyrie.servers.process import adopt_orphans, free_ports, members, send, wait_for

@@ -146,7 +146,7 @@ def check_ids(renderer: Renderer, config: dict[str, Any]) -> None:
 
 def check_round_trip(renderer: Renderer) -> None:
     """Chinese, emoji and code must come back from ids as they went in (compatibility forms and spacing apart)."""
-    from eyrie.render import PROBE_TEXT
+    from eyrie.chat_template import PROBE_TEXT
 
     ids = renderer.tokenizer.encode(PROBE_TEXT, add_special_tokens=False)
     back = renderer.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

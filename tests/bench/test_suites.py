@@ -19,7 +19,7 @@ def token_row(row_id: str, ids: list[int], start: int, reason: str = "stop") -> 
     return {
         "row_id": row_id, "conversation": row_id.split(":")[0], "prompt_key": row_id, "turn": 0, "input_ids": ids,
         "spans": [{"start": start, "end": len(ids)}], "length": len(ids), "completion_tokens": len(ids) - start,
-        "finish_reason": reason, "prompt_text": "",
+        "finish_reason": reason, "asked": [],
     }  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def token_row(number: int, ids: list[int], spans: list[tuple[int, int]]) -> dict
     return {
         "row_id": f"{number:016x}:1", "conversation": f"{number:016x}", "prompt_key": "k", "turn": 1, "input_ids": ids,
         "spans": [{"start": start, "end": end} for start, end in spans], "length": len(ids),
-        "completion_tokens": sum(end - start for start, end in spans), "finish_reason": "stop", "prompt_text": "",
+        "completion_tokens": sum(end - start for start, end in spans), "finish_reason": "stop", "asked": [],
     }  # fmt: skip
 
 

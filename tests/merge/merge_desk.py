@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ def make_card(folder: Path) -> Path:
     return folder / "target.json"
 
 
-def row(conversation: str, answer: list[int], key: str = "", text: str = "", turn: int = 1) -> dict[str, Any]:
-    """A token row: three prompt ids, then ``answer``."""
+def row(
+    conversation: str, answer: list[int], key: str = "", text: str | list[str] = "", turn: int = 1
+) -> dict[str, Any]:
+    """A token row: three prompt ids, then ``answer``; ``text`` is what it asks, or a list of such."""
     ids = [1, 90, 91, *answer]
     return {
         "row_id": f"{conversation}:{turn}",
@@ -45,7 +48,7 @@ def row(conversation: str, answer: list[int], key: str = "", text: str = "", tur
         "length": len(ids),
         "completion_tokens": len(answer),
         "finish_reason": "stop",
-        "prompt_text": text or f"text of {conversation}",
+        "asked": text if isinstance(text, list) else [text or f"text of {conversation}"],
     }
 
 
@@ -69,9 +72,9 @@ def recipe(
 
 
 def named(split: str, count: int, options: Merge, prefix: str = "c") -> list[str]:
-    """Conversation ids that fall into ``split``."""
+    """Conversation ids whose rows, their key being the id, fall into ``split``."""
     names = (f"{prefix}{i}" for i in range(100_000))
-    return [name for name in names if split_of(name, options) == split][:count]
+    return list(islice((name for name in names if split_of(name, options) == split), count))
 
 
 def run(recipe: dict[str, Any], card: Path, tokens: list[Path], out: Path) -> tuple[pl.DataFrame, dict[str, Any]]:

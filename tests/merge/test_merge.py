@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from merge_desk import VOCAB, make_card, named, recipe, row, run, shard
+from pyarrow.parquet import ParquetFile
 
+import eyrie.merge.index
 from eyrie.config import Merge
 from eyrie.conversation import prompt_key
 from eyrie.datasets import ADAPTERS, Source, adapter
@@ -96,24 +98,24 @@ def test_the_first_dataset_of_the_config_keeps_a_shared_prompt(card: Path, tmp_p
 
 def test_training_shares_no_prompt_with_the_test_split(card: Path, tmp_path: Path) -> None:
     options = Merge(test_fraction=0.3, validation_fraction=0.3)
-    train, held = named("train", 4, options), named("test", 3, options)
+    train, held = named("train", 3, options), named("test", 2, options)
     watched = named("validation", 2, options)
     long = "one two three four five six seven"
     rows = [
-        row(held[0], [10, 2], "asked"),
-        row(held[1], [10, 2], "asked", long + " eight"),
-        row(held[2], [10, 2]),
-        row(train[0], [10, 2], "asked"),
+        row(held[0], [10, 2], text=long + " eight"),
+        row(held[1], [10, 2]),
+        row(train[0], [10, 2], held[1]),
         row(train[1], [10, 2], text="zero " + long),
         row(train[2], [10, 2], text="one two three four"),
-        row(watched[0], [10, 2], "asked"),
+        row(watched[0], [10, 2], text=long + " nine"),
         row(watched[1], [10, 2]),
     ]
     made = recipe([("a", 1.0)], test_fraction=0.3, validation_fraction=0.3, decontamination_ngram=6)
     index, summary = run(made, card, [shard(tmp_path, "a", "s0000", rows, card)], tmp_path / "merged")
-    assert set(index["conversation"]) == {*held, train[2], watched[1]}
-    assert summary["left_out"] == {"held_out_prompt": 3}
-    assert read_manifest(tmp_path / "merged" / "index.parquet").rows.dropped == {"held_out_prompt": 3}
+    assert set(index["conversation"]) == {*held, train[0], train[2], watched[1]}
+    assert index.filter(pl.col("conversation") == train[0])["split"].item() == "test", "as its prompt is"
+    assert summary["left_out"] == {"held_out_prompt": 2}
+    assert read_manifest(tmp_path / "merged" / "index.parquet").rows.dropped == {"held_out_prompt": 2}
 
 
 def test_prompts_of_an_external_suite_are_left_out_of_every_split(card: Path, tmp_path: Path) -> None:
@@ -143,6 +145,72 @@ def test_every_turn_of_a_suite_and_of_a_conversation_counts(card: Path, tmp_path
         index, summary = run(made, card, [shard(tmp_path, "a", "s0000", rows, card)], tmp_path / "merged")
     assert index["conversation"].to_list() == ["b"]
     assert summary["left_out"] == {"benchmark_prompt": 2}
+
+
+def test_a_turn_inside_an_answered_conversation_is_compared_too(card: Path, tmp_path: Path) -> None:
+    """One row holds the whole conversation: its first, middle and last questions count alike."""
+    options = Merge(test_fraction=0.3, validation_fraction=0.0)
+    train, held = named("train", 5, options), named("test", 1, options)
+    asked = "name the seven hills of the old city and who built on them"
+    other = "how many sheep can graze on an acre of wet land in spring"
+    rows = [
+        row(held[0], [10, 2], text=["hello", other, "thanks"]),
+        row(train[0], [10, 2], text=["hello", "so " + asked, "thanks"]),
+        row(train[1], [10, 2], text=["say " + other, "thanks", "go on"]),
+        row(train[2], [10, 2], text=["hello", "go on", other + " and summer"]),
+        row(train[3], [10, 2], text=["hello", "thanks", "go on"]),
+        row(train[4], [10, 2], text=[]),
+    ]
+    with suite([asked]) as suites:
+        made = recipe([("a", 1.0)], suites, test_fraction=0.3, decontamination_ngram=8)
+        index, summary = run(made, card, [shard(tmp_path, "a", "s0000", rows, card)], tmp_path / "merged")
+    assert index["conversation"].to_list() == [held[0], train[3], train[4]]
+    assert summary["left_out"] == {"benchmark_prompt": 1, "held_out_prompt": 2}
+
+
+def test_a_short_turn_of_a_suite_counts_when_it_is_the_same(card: Path, tmp_path: Path) -> None:
+    """Fewer words than a run: equal but for case, spacing and end marks; and it may be any turn of a suite or row."""
+    turns = {
+        "same": "  what is 2 + 2 * 3 in\nBASE four",
+        "else": "what is 2 - 2 / 3 in base four?",
+        "longer": "please: what is 2 + 2 * 3 in base four?",
+        "later": "name a color of the sky",
+        "tiny": "thank you",
+    }
+    rows = [row(name, [10, 2], text=["good morning to you all", text]) for name, text in turns.items()]
+    with suite(["what is 2 + 2 * 3 in base four?", "thank you", "Name a color of the sky!"]) as suites:
+        made = recipe([("a", 1.0)], suites, decontamination_ngram=13)
+        index, _ = run(made, card, [shard(tmp_path, "a", "s0000", rows, card)], tmp_path / "merged")
+    assert index["conversation"].to_list() == ["else", "longer", "tiny"]
+
+
+def test_short_turns_of_the_test_split_hold_nothing_back(card: Path, tmp_path: Path) -> None:
+    options = Merge(test_fraction=0.3, validation_fraction=0.0)
+    chosen = named("train", 2, options) + named("test", 2, options)
+    rows = [row(name, [10, 2], text=[name, "could you please go on with that"]) for name in chosen]
+    made = recipe([("a", 1.0)], test_fraction=0.3)
+    index, _ = run(made, card, [shard(tmp_path, "a", "s0000", rows, card)], tmp_path / "merged")
+    assert index["conversation"].to_list() == chosen
+
+
+def test_instructions_that_every_task_repeats_are_no_prompt(card: Path, tmp_path: Path) -> None:
+    """An agent's page of instructions stands in every row; what tells the tasks apart is still compared."""
+    options = Merge(test_fraction=0.3, validation_fraction=0.0)
+    train, held = named("train", 3, options), named("test", 24, options)
+    page = "you are in a repository so look around before you change anything at all "
+    rows = [row(name, [10, 2], text=page + f"issue {name} is about the {name} loader and its {name}") for name in held]
+    rows += [row(train[0], [10, 2], text=page + "issue of another kind")]
+    rows += [row(train[1], [10, 2], text=page + f"issue {held[0]} is about the {held[0]} loader and its {held[0]}")]
+    rows += [row(train[2], [10, 2], text="unlike any other")]
+    made = recipe([("a", 1.0)], test_fraction=0.3, decontamination_ngram=8)
+    tokens = [shard(tmp_path, "a", f"s000{part}", rows[part::2], card) for part in range(2)]
+    index, summary = run(made, card, tokens, tmp_path / "merged")
+    assert set(index["conversation"]) == {*held, train[0], train[2]}
+    assert summary["left_out"] == {"held_out_prompt": 1}
+    assert summary["datasets"]["a"]["template_runs"] == len(page.split()) - 8 + 2  # "issue" follows it everywhere
+    few = [shard(tmp_path, "a", "s0000", rows[:3] + rows[24:], card)]
+    index, _ = run(made, card, few, tmp_path / "merged")
+    assert set(index["conversation"]) == {*held[:3], train[2]}, "three prompts show no template"
 
 
 def test_a_benchmark_prompt_in_the_test_split_holds_no_training_row_back(card: Path, tmp_path: Path) -> None:
@@ -186,18 +254,32 @@ def test_one_trajectory_in_three_datasets_is_kept_once(card: Path, tmp_path: Pat
     assert empty == ["dataset xml", "dataset ticks"]
 
 
-def test_many_answers_to_one_prompt_never_straddle_the_test_split(card: Path, tmp_path: Path) -> None:
-    """Sixteen answers per prompt: what is trained on shares no prompt with the test split, and the loss is said."""
-    rows = [row(f"c{i}.{k}", [10, 2], f"prompt {i}") for i in range(40) for k in range(16)]
-    made = recipe([("a", 1.0)], test_fraction=0.1)
+def test_many_answers_to_one_prompt_stand_in_one_split_and_none_is_lost(card: Path, tmp_path: Path) -> None:
+    rows = [row(f"c{i}.{k}", [10, 2], f"prompt {i}", turn=t) for i in range(60) for k in range(16) for t in (1, 3)]
+    made = recipe([("a", 1.0)], test_fraction=0.2, validation_fraction=0.2)
     index, summary = run(made, card, [shard(tmp_path, "a", "s0000", rows, card)], tmp_path / "merged")
-    prompts = {
-        split: {name.split(".")[0] for name in index.filter(pl.col("split") == split)["conversation"]}
-        for split in ("train", "test")
-    }
-    assert prompts["train"]
-    assert not prompts["train"] & prompts["test"]
-    assert any("repeats prompts" in warning for warning in summary["warnings"])
+    assert (len(index), summary["left_out"], summary["warnings"]) == (len(rows), {}, [])
+    prompt = pl.col("conversation").str.split(".").list.first()
+    assert index.group_by(prompt).agg(pl.col("split").n_unique())["split"].max() == 1
+    assert set(index["split"]) == {"train", "validation", "test"}
+
+
+def test_prompts_cut_from_one_template_are_said(card: Path, tmp_path: Path) -> None:
+    """Long instructions that every prompt repeats tie the training rows to the test split: the loss is warned of."""
+    options = Merge(test_fraction=0.2, validation_fraction=0.0)
+    chosen = named("train", 8, options) + named("test", 2, options)
+    rows = [row(name, [10, 2], text="always say what you did and then why for issue " + name) for name in chosen]
+    chosen = named("train", 8, options, "d")
+    made = recipe([("a", 1.0), ("b", 1.0)], test_fraction=0.2, decontamination_ngram=5)
+    tokens = [
+        shard(tmp_path, "a", "s0000", rows, card),
+        shard(tmp_path, "b", "s0000", [row(name, [10, 2]) for name in chosen], card),
+    ]
+    _, summary = run(made, card, tokens, tmp_path / "merged")
+    (warning,) = summary["warnings"]
+    assert warning.startswith(
+        "dataset a loses 80% of its rows because they share long runs of words with the test split"
+    )
 
 
 def test_generated_ids_are_counted_as_they_are(card: Path, tmp_path: Path) -> None:
@@ -251,6 +333,24 @@ def test_every_row_is_accounted_for(data: st.DataObject) -> None:
             assert kept["completion_tokens"].sum() <= caps[dataset]
     lost = [Counter(figures["left_out"]) for figures in summary["datasets"].values()]
     assert summary["left_out"] == dict(sum(lost, Counter()))
+
+
+def test_a_long_index_is_the_same_rows_in_order(card: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written a group of rows at a time; shards are smaller and larger than a group, and one brings no row."""
+    sizes = [3, 30, 1, 16, 0, 40]
+    rows = [[row(f"c{k}.{i}", [10] * (1 + i % 5)) for i in range(size)] for k, size in enumerate(sizes)]
+    rows[4] = rows[5][:2]  # the same prompts in a later dataset
+    tokens = [shard(tmp_path, "b" if k == 4 else "a", f"s{k:04d}", mine, card) for k, mine in enumerate(rows)]
+    made = recipe([("a", 1.0), ("b", 0.5)])
+    whole, _ = run(made, card, tokens, tmp_path / "whole")
+    monkeypatch.setattr(eyrie.merge.index, "GROUP_ROWS", 16)
+    cut, _ = run(made, card, tokens, tmp_path / "cut")
+    assert cut.equals(whole)
+    kept = [one for k, mine in enumerate(rows) if k != 4 for one in mine]
+    assert cut["row_id"].to_list() == [one["row_id"] for one in kept]
+    assert cut["length"].to_list() == [one["length"] for one in kept]
+    assert cut["row"].to_list() == [i for k, mine in enumerate(rows) if k != 4 for i in range(len(mine))]
+    assert ParquetFile(tmp_path / "cut" / "index.parquet").num_row_groups == -(-len(kept) // 16)
 
 
 def test_merging_twice_gives_the_same_bytes(card: Path, tmp_path: Path) -> None:

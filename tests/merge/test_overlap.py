@@ -10,7 +10,8 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyrie.merge.overlap import Runs, ngrams, rolling
+from eyrie.conversation import plain_text
+from eyrie.merge.overlap import Runs, rolling, words_of
 
 WORDS = st.lists(st.sampled_from(["a", "B", "cat", "x1", "Ünder", "中文", "かな", "ﬁn"]), max_size=12).map(" ".join)
 TEXTS = st.lists(WORDS | st.text(alphabet="ab 中,.\n\u0301", max_size=12), max_size=6)
@@ -41,17 +42,28 @@ def runs(text: str, size: int) -> set[tuple[str, ...]]:
 @settings(deadline=None, max_examples=150)
 @given(TEXTS, TEXTS, st.integers(1, 5))
 def test_shared_rows_are_those_that_share_a_run_of_words(texts: list[str], held: list[str], size: int) -> None:
-    row, run = ngrams(pl.Series(texts, dtype=pl.String), size)
-    hits = row[Runs([ngrams(pl.Series(held, dtype=pl.String), size)[1]]).among(run)]
+    row, run, *_ = words_of(pl.Series(texts, dtype=pl.String), size, size)
+    hits = row[Runs([words_of(pl.Series(held, dtype=pl.String), size, size).run]).among(run)]
     forbidden = set().union(*(runs(text, size) for text in held))
     assert set(hits.tolist()) == {i for i, text in enumerate(texts) if runs(text, size) & forbidden}
     counted = np.bincount(row, minlength=len(texts)).tolist()
     assert counted == [max(0, len(words(text)) - size + 1) for text in texts]
 
 
+@settings(deadline=None, max_examples=60)
+@given(TEXTS, st.integers(1, 6), st.integers(1, 6))
+def test_short_texts_are_compared_as_they_are(texts: list[str], least: int, size: int) -> None:
+    found = words_of(pl.Series(texts, dtype=pl.String), size, least)
+    places, hashes = found.short_row.tolist(), found.short.tolist()
+    assert sorted(places) == [i for i, text in enumerate(texts) if least <= len(words(text)) < size]
+    for i, one in zip(places, hashes, strict=True):
+        for j, other in zip(places, hashes, strict=True):
+            assert (one == other) == (plain_text(texts[i]).lstrip(".") == plain_text(texts[j]).lstrip("."))
+
+
 def test_the_order_of_words_counts() -> None:
-    row, run = ngrams(pl.Series(["one, TWO\nthree!", "three two one"]), 3)
-    held = Runs([ngrams(pl.Series(["one two three"]), 3)[1]])
+    row, run, *_ = words_of(pl.Series(["one, TWO\nthree!", "three two one"]), 3, 3)
+    held = Runs([words_of(pl.Series(["one two three"]), 3, 3).run])
     assert dict(zip(row.tolist(), held.among(run).tolist(), strict=True)) == {0: True, 1: False}
 
 

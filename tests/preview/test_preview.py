@@ -85,7 +85,7 @@ class SmallRun:
                 "row_id": f"{dataset}{number}:1", "conversation": f"{dataset}{number}",
                 "prompt_key": prompt_key([{"role": "user", "content": text}]), "turn": 1, "input_ids": ids,
                 "spans": [{"start": len(prompt), "end": len(ids)}], "length": len(ids),
-                "completion_tokens": len(ids) - len(prompt), "finish_reason": finish, "prompt_text": text,
+                "completion_tokens": len(ids) - len(prompt), "finish_reason": finish, "asked": [text],
             })  # fmt: skip
         path = self.folder / "tokens" / dataset / "s0000.parquet"
         identity = read_card(self.folder / "target.json").identity()

@@ -1,4 +1,4 @@
-"""Plays the interpreter of an environment with SGLang: says its version, and serves with ``fake_server.py``.
+"""Plays the interpreter of an environment with SGLang: says its version, and serves with ``launched_server.py``.
 
 Used through :func:`write_python`, which makes a file that a config can name as ``server.python``.
 """
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 VERSION = "0.5.23"
-FAKE = Path(__file__).with_name("fake_server.py")
+FAKE = Path(__file__).with_name("launched_server.py")
 
 
 def write_python(folder: Path, token_s: float = 0.0) -> Path:

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from eyrie.errors import EyrieError
+from eyrie.locks import is_held
 from eyrie.servers.lease import Lease, _listens, lease
-from eyrie.servers.locks import is_held, take
 from eyrie.servers.probe import ask
 from eyrie.servers.process import wait_for
 from eyrie.servers.spec import Files, Spec, State, dump_spec
 from eyrie.servers.supervisor import Supervisor
 
-FAKE = Path(__file__).with_name("fake_server.py")
+FAKE = Path(__file__).with_name("launched_server.py")
 
 
 @pytest.fixture
@@ -271,14 +271,3 @@ def test_the_throughput_of_the_log_reaches_the_state(desk: Desk, monkeypatch: py
         ask(f"{held.ready().url}/generate", {"input_ids": [1]})
         assert wait_for(lambda: desk.state(spec).tokens_per_s == 41.5, 10.0)
         assert desk.state(spec).version == "0.5.23"
-
-
-def test_a_lock_is_seen_from_outside_and_ends_with_its_holder(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    assert not is_held(path)
-    descriptor = take(path)
-    assert descriptor is not None
-    assert is_held(path)
-    assert take(path, seconds=0.1) is None
-    os.close(descriptor)
-    assert not is_held(path)
