@@ -4,8 +4,8 @@ The texts are those of the packages that the default run reads. One process, one
 has texts of its own, so that nothing is remembered from the round before. Three contestants: `encode`, the tokenizer's
 own call on each conversation's finished text, once; Eyrie, which makes one row per assistant turn, each with its
 context as served; SpecForge's `preprocess_conversations` (one row per conversation), when --specforge names the
-site-packages folder that holds it. speculators tokenizes conversations through a live server and has no column. The last
-line is one JSON object.
+site-packages folder that holds it. speculators tokenizes conversations through a live server and has no column.
+The last line is one JSON object.
 """
 
 from __future__ import annotations
