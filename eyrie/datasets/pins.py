@@ -76,25 +76,28 @@ def pin_datasets(path: Path, say: Callable[[str], None]) -> None:
     """
     config = load_config(path)
     pins: dict[str, str] = {}
+    lines = []
     refused = 0
     for name, dataset in config.datasets.items():
         hub = hub_of(dataset)
         if hub is None:
-            say(f"{name}: not of the hub")
+            lines.append(f"{name}: not of the hub")
         elif is_pinned(hub):
-            say(f"{name}: {hub.repo} stays at {hub.revision}" + ("" if dataset.revision else " (of its adapter)"))
+            whose = "" if dataset.revision else ", its adapter's pin"
+            lines.append(f"{name}: {hub.repo} stays at {hub.revision}{whose}")
         else:
             try:
                 pins[name], note = _ask(str(hub.repo), hub.revision)
+                lines.append(f"{name}: {hub.repo} is pinned to {pins[name]}{note}")
             except _Refused as fault:
                 refused += 1
-                say(f"{name}: {hub.repo} is NOT pinned: {fault}")
-            else:
-                say(f"{name}: {hub.repo} is pinned to {pins[name]}{note}")
+                lines.append(f"{name}: {hub.repo} is NOT pinned: {fault}")
     if pins:
         _write(path.resolve(), config, pins)
+    for line in lines:  # not earlier: until the file is written, nothing is pinned
+        say(line)
     if refused:
-        raise EyrieError(f"{path}: not every dataset could be pinned ({refused} not); mend what its line says and repeat")
+        raise EyrieError(f"{path}: {refused} of its datasets not pinned; mend what their lines say and run this again")
 
 
 class _Refused(Exception):
@@ -148,11 +151,11 @@ def _write(path: Path, config: Config, pins: dict[str, str]) -> None:
     expected = config.model_dump()
     for name, commit in pins.items():
         expected["datasets"][name]["revision"] = commit
-    made = pinned_text(text, pins)
     try:
+        made = pinned_text(text, pins)
         agrees = made is not None and load_config(yaml.safe_load(made)).model_dump() == expected
     except (EyrieError, yaml.YAMLError):
-        agrees = False
+        made, agrees = None, False
     if made is None or not agrees:
         by_hand = ", ".join(f"datasets.{name}.revision: {commit}" for name, commit in pins.items())
         raise EyrieError(f"{path}: is written in a way that cannot be edited safely; set by hand {by_hand}")
@@ -196,10 +199,11 @@ def _edit(text: str, section: yaml.Node | None, commit: str) -> Edit | None:
     key, value = entries.get("repo") or entries.get("adapter") or next(iter(entries.values()))
     if section.flow_style:
         return key.start_mark.index, key.start_mark.index, f"revision: {pin}, "
+    end = text.find("\n", value.end_mark.index)
+    end = len(text) if end < 0 else end
     line_end = "\r\n" if "\r\n" in text else "\n"
     margin = " " * key.start_mark.column
     if value.start_mark.line != key.start_mark.line or value.end_mark.line != key.start_mark.line:
         return key.start_mark.index, key.start_mark.index, f"revision: {pin}{line_end}{margin}"
-    end = text.find(line_end, value.end_mark.index)
-    end = len(text) if end < 0 else end
+    end -= text[:end].endswith("\r")
     return end, end, f"{line_end}{margin}revision: {pin}"
