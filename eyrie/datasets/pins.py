@@ -170,10 +170,9 @@ def pinned_text(text: str, pins: dict[str, str]) -> str | None:
     sections = _entries(_entries(yaml.compose(text, Loader=yaml.SafeLoader)).get("datasets", (None, None))[1])
     for name, commit in pins.items():
         section = sections.get(name, (None, None))[1]
-        edit = _edit(text, section, commit)
-        if edit is None:
+        if not isinstance(section, yaml.MappingNode):
             return None
-        edits.add(edit)
+        edits.add(_edit(text, section, commit))
     for start, end, new in sorted(edits, reverse=True):  # from the end, so that the marks before it stay true
         text = text[:start] + new + text[end:]
     return text
@@ -186,11 +185,9 @@ def _entries(node: yaml.Node | None) -> dict[str, tuple[yaml.Node, yaml.Node]]:
     return {key.value: (key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)}
 
 
-def _edit(text: str, section: yaml.Node | None, commit: str) -> Edit | None:
+def _edit(text: str, section: yaml.MappingNode, commit: str) -> Edit:
     """The edit that gives one section its pin: in place of an old one, else a line below ``repo`` or ``adapter``."""
     entries = _entries(section)
-    if section is None or not entries:
-        return None
     pin = commit if yaml.safe_load(commit) == commit else f'"{commit}"'  # forty decimal digits would be a number
     if "revision" in entries:
         old = entries["revision"][1]

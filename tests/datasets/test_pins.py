@@ -172,7 +172,7 @@ def test_every_byte_but_the_pins_stays(line_end: str, hub: Hub, tmp_path: Path) 
 
     before = path.stat().st_mtime_ns
     hub.asked.clear()
-    assert [line for line in pinned(path) if "stays at" in line][0] == f"chat: {CHAT} stays at {NEW}"
+    assert pinned(path)[0] == f"chat: {CHAT} stays at {NEW}"
     assert (hub.asked, path.stat().st_mtime_ns) == ([], before)
 
 
