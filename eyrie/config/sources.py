@@ -79,7 +79,9 @@ class Dataset(Section):
     repo: str | None = Field(None, description="hub dataset; default: the one that the adapter was written for")
     subset: str | None = Field(None, description="the hub dataset's configuration (the hub calls it subset)")
     split: str | None = Field(None, description="the hub dataset's split")
-    revision: str | None = Field(None, description="commit of the hub dataset; pin it, or a push changes your prompts")
+    revision: str | None = Field(
+        None, description="commit of the hub dataset (40 hex digits); scripts/pin_datasets.py writes it"
+    )
     files: str | None = Field(None, description="glob of the files to read inside the hub dataset")
     options: dict[str, str | int | float | bool] = Field({}, description="options of the adapter itself")
     token_budget: int = Field(ge=1, description="completion tokens this dataset may hold; prompt tokens never count")

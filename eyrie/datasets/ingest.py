@@ -10,10 +10,11 @@ from typing import Any
 from eyrie.config import Dataset
 from eyrie.conversation import Conversation, Reject, normalise, prompt_key
 from eyrie.datasets.keys import KeySet
-from eyrie.datasets.registry import Hub, Option, Raw, find_adapter
+from eyrie.datasets.pins import named_hub, refuse_unpinned
+from eyrie.datasets.registry import Option, Raw, find_adapter
 from eyrie.errors import EyrieError
 from eyrie.formats.jsonl import jsonl_writer
-from eyrie.formats.manifest import RowCounts, manifest_path, read_manifest, sha256_of
+from eyrie.formats.manifest import RowCounts, sha256_of
 from eyrie.formats.publish import atomic, publish
 
 QUOTED = 300  # characters of a rejected row that the rejects file shows
@@ -32,9 +33,11 @@ def ingest(recipe: dict[str, Any], dataset_name: str, out: Path) -> None:
     to the end of the source when it is not full. So no row is counted twice, and what no shard reads is in no account.
 
     Raises:
-        EyrieError: no such adapter or option, a source that cannot be read, a shard that would be empty.
+        EyrieError: no such adapter or option, a hub dataset that is not pinned to a commit, a source that cannot be
+            read, a shard that would be empty.
     """
     dataset = dataset_of(recipe)
+    refuse_unpinned(dataset, dataset_name)
     shard = recipe["shard"]
     first, last = shard * dataset.prompts_per_shard, (shard + 1) * dataset.prompts_per_shard
     reasons: Counter[str] = Counter()  # of all rejects up to here, the earlier shards' too
@@ -63,26 +66,11 @@ def ingest(recipe: dict[str, Any], dataset_name: str, out: Path) -> None:
             found += 1
             if found == last:
                 break
-        if not dataset.revision:
-            _refuse_moved_source(out, dataset_name, facts.get("revision"))
         if not kept:
             raise EyrieError(_empty(dataset, dataset_name, shard, found, reasons, examples))
         draft.rows = RowCounts(read=kept + dropped.total(), kept=kept, dropped=dict(sorted(dropped.items())))
         source = {"source": dict(sorted(facts.items()))} if facts else {}
         draft.facts = {"kind": dataset.kind, "characters": characters, **source}
-
-
-def _refuse_moved_source(out: Path, name: str, commit: str | None) -> None:
-    """An unpinned hub dataset may have got a push since the shards beside this one were made."""
-    for other in sorted(out.parent.glob("s*.jsonl.zst")):
-        if commit is None or other == out or ".rejects." in other.name or not manifest_path(other).exists():
-            continue
-        before = read_manifest(other).facts.get("source", {}).get("revision")
-        if before not in {None, commit}:
-            raise EyrieError(
-                f"dataset {name}: the hub now has commit {commit}, {other} was read from {before}; pin "
-                f"datasets.{name}.revision to the one or the other"
-            )
 
 
 def _inputs(dataset: Dataset) -> dict[str, str]:
@@ -104,9 +92,9 @@ def examined(
     dataset: Dataset, name: str, facts: dict[str, str] | None = None
 ) -> Iterator[tuple[int, Raw, Conversation | Reject]]:
     """Every row of the source: position, raw row, and what became of it. ``facts`` takes what the reader finds out."""
-    hub = Hub(dataset.repo, dataset.subset, dataset.split, dataset.revision, dataset.files)
     try:
-        rows = find_adapter(dataset.adapter).open(dataset.options, dataset.kind, dataset.path, hub, facts)
+        adapter = find_adapter(dataset.adapter)
+        rows = adapter.open(dataset.options, dataset.kind, dataset.path, named_hub(dataset), facts)
         seen = KeySet()
         for index, raw in enumerate(rows):
             try:

@@ -16,14 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from eyrie.datasets import ingest
 from eyrie.datasets.keys import KeySet
 from eyrie.datasets.registry import Hub, Source
 from eyrie.datasets.streams import resolved, rows_of
 from eyrie.errors import EyrieError
 from eyrie.formats import jsonl
 from eyrie.formats.jsonl import json_rows, write_jsonl
-from eyrie.formats.manifest import verified_manifest
 
 EARLY = {"messages": [{"role": "user", "content": "x" * 400}], "tools": None, "extra": [], "mixed": None}
 LATE = {
@@ -114,35 +112,6 @@ def test_a_hub_dataset_is_asked_for_by_name_and_its_commit_is_noted(
     assert asked == ["owner/name", "sub", {"revision": "main", "data_files": "a*.jsonl"}]
     place = {"repo": "owner/name", "subset": "sub", "files": "a*.jsonl", "split": "train"}
     assert source.facts == {**place, "revision": commit}
-
-
-def test_shards_of_an_unpinned_dataset_are_not_mixed_from_two_commits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[Path] = []
-
-    def load_dataset_builder(*_: Any, **__: Any) -> Any:
-        return SimpleNamespace(config=SimpleNamespace(data_files={"train": [str(found[-1])]}))
-
-    monkeypatch.setattr("datasets.load_dataset_builder", load_dataset_builder)
-    for digit in "12":
-        folder = tmp_path / f"repo@{digit * 40}"
-        folder.mkdir()
-        found.append(lines(folder / "a.jsonl", [{"question": f"question {i}", "answer": "a"} for i in range(4)]))
-
-    def make(shard: int, **place: str) -> dict[str, Any]:
-        dataset = {"adapter": "gsm8k", "prompts_per_shard": 2, **place}
-        out = tmp_path / f"s{shard:04d}.jsonl.zst"
-        ingest({"revision": 1, "dataset": dataset, "shard": shard}, "maths", out)
-        return verified_manifest(out, stage="ingest").facts["source"]
-
-    newest = found.pop()
-    expected = {"licence": "MIT", "repo": "openai/gsm8k", "subset": "main", "split": "train", "revision": "1" * 40}
-    assert make(0) == expected
-    found.append(newest)
-    with pytest.raises(EyrieError, match=rf"now has commit {'2' * 40}, .*s0000.* from {'1' * 40}; pin datasets.maths"):
-        make(1)
-    assert make(1, revision="2" * 40)["revision"] == "2" * 40
 
 
 def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
