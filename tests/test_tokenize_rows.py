@@ -21,7 +21,7 @@ from eyrie.formats.publish import publish
 from eyrie.formats.tokens import read_tokens
 from eyrie.render import Renderer, TurnRow
 from eyrie.targets import identify, read_card
-from eyrie.tokenize_rows import native_rows, tokenize
+from eyrie.tokenize_rows import native_rows, response_rows, tokenize
 
 END = 2
 
@@ -159,6 +159,43 @@ def test_rows_of_a_conversation_tell_each_user_turn_once(talks: list[list[str]])
         assert [text for made in rows for text in made["asked"]] == users
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(["kept", "cut", "lone", "endless"]), min_size=1, max_size=6), max_size=4))
+def test_answers_of_a_conversation_tell_each_user_turn_once(talks: list[list[str]]) -> None:
+    """Those before an answer that is left out too, in the next row that is kept."""
+    output = {"kept": [80, END], "cut": [80, 81], "lone": [END], "endless": [80] * 40 + [END]}
+    listed, asked = [], []
+    for number, kinds in enumerate(talks):
+        messages: list[dict[str, Any]] = []
+        for turn, kind in enumerate(kinds):
+            messages = [*messages, {"role": "user", "content": f"{number} {turn}"}]
+            made = response(number, output[kind], "length" if kind == "cut" else "stop")
+            listed.append({**made, "messages": messages, "turn": turn, "prompt_key": f"key {number}"})
+            messages = [*messages, {"role": "assistant", "content": kind}]
+        until = max((turn + 1 for turn, kind in enumerate(kinds) if kind == "kept"), default=0)
+        asked.append([f"{number} {turn}" for turn in range(until)])
+    with tempfile.TemporaryDirectory() as folder:
+        write_jsonl(Path(folder) / "s.jsonl.zst", listed)
+        card: Any = SimpleNamespace(vocab_size=100, stop_ids=[END])
+        outcomes = list(response_rows(Path(folder) / "s.jsonl.zst", card, Tokenize(max_length=16)))
+    kept = [made for made in outcomes if isinstance(made, dict)]
+    for number, texts in enumerate(asked):
+        mine = [made for made in kept if made["conversation"] == f"{number:016x}"]
+        assert [text for made in mine for text in made["asked"]] == texts
+        assert {made["prompt_key"] for made in mine} <= {f"key {number}"}
+    assert len(kept) == sum(kinds.count("kept") for kinds in talks)
+
+
+def test_one_token_is_nothing_to_learn(card: Path, tiny_target: Path, tmp_path: Path) -> None:
+    """A drafter is never asked for the first token of an answer: such a row would reach training and be passed over."""
+    source = responses(tmp_path / "s0000.jsonl.zst", [response(0, [END]), response(1, [80, END])], card)
+    out = run(source, card, tiny_target, tmp_path / "s0000.parquet")
+    assert read_manifest(out).rows == RowCounts(read=2, kept=1, dropped={"no_supervised_tokens": 1})
+    (row,) = read_tokens(out).to_dicts()
+    ((start, end),) = [(span["start"], span["end"]) for span in row["spans"]]
+    assert end - start >= 2
+
+
 def test_native_rows_are_one_per_turn_as_served(card: Path, tiny_target: Path, tmp_path: Path) -> None:
     source = prompts(tmp_path / "s0000.jsonl.zst", [["hello", "Paris.", "the fox", "jumps <|im_end|> high"]])
     out = run(source, card, tiny_target, tmp_path / "s0000.parquet", kind="native", budget=10_000)
@@ -261,7 +298,7 @@ def test_broken_response_rows_are_named(card: Path, tiny_target: Path, tmp_path:
     out = tmp_path / "s0000.parquet"
     lacking = response(1, [END])
     del lacking["output_ids"]
-    source = responses(tmp_path / "s0000.jsonl.zst", [response(0, [END]), lacking], card)
+    source = responses(tmp_path / "s0000.jsonl.zst", [response(0, [80, END]), lacking], card)
     with pytest.raises(EyrieError, match=r"s0000.jsonl.zst:2: is no response row \(KeyError: 'output_ids'\)"):
         run(source, card, tiny_target, out)
     source = responses(tmp_path / "s0000.jsonl.zst", [response(0, [600])], card)
