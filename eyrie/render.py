@@ -285,7 +285,8 @@ class Renderer:
         opening, closing = think.open + layout.after_open, layout.before_close + think.close + layout.after_close
         inside = prompt.endswith(opening)
         body = without_empty_think(tail, think)
-        unknown = not inside and (opened or len(think.layouts) > 1)  # how the target would write the block
+        shown = body != tail  # an empty block where the reasoning was, so the target does write one
+        unknown = not inside and (opened or len(think.layouts) > 1 or not shown)
         if reasoning and (unknown or think.open in self.controls.controls(body)):
             return None
         if not reasoning:
