@@ -136,9 +136,11 @@ def answer_of(reply: Reply, request: Request, encode: Encode, facts: dict[str, A
         context, ids = encode(request, reply.to_message())
     except Reject as reject:
         return Answer([], "unparsed", facts={**facts, "why": str(reject)})
+    billed = reply.billed
     if kind == "length":
         ids = ids[:-1]  # the template ends the turn, the target did not
-    billed = reply.billed
+        if not reply.content and billed and 0 < len(ids) - billed <= DRIFT_TOKENS:
+            ids = ids[:billed]  # cut in its reasoning: neither did it close that
     facts["drift"] = None if billed is None else len(ids) - billed
     too_long = len(ids) > request.sampling.max_tokens
     if not ids or too_long or (billed and abs(len(ids) - billed) > max(DRIFT_TOKENS, DRIFT_SHARE * billed)):

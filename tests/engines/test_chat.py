@@ -12,6 +12,7 @@ from eyrie.engines.base import Answer, Request
 from eyrie.engines.chat import Reply, answer_of, to_openai
 from eyrie.engines.hire import encoder
 from eyrie.render import Renderer
+from tests.family_targets import family_target
 from tests.generate_desk import STOP
 
 
@@ -126,3 +127,18 @@ def test_text_is_encoded_as_the_targets_template_would_serve_it(tiny_target: Pat
         assert len(answer.output_ids) == tokens
         assert renderer.decode(answer.output_ids) == said
         assert (answer.output_ids[-1] == 2) is (finish == "stop")
+
+
+def test_a_reasoning_that_was_cut_is_not_closed(tmp_path: Path) -> None:
+    """The template closes the block and ends the turn; the target had written neither."""
+    renderer = Renderer(family_target("qwen3", tmp_path))
+    messages = [{"role": "user", "content": "What is one and one?"}]
+    thought = "<think>\nOne and one make"
+    written = renderer.tokenizer.encode(thought, add_special_tokens=False)
+    reply = Reply()
+    message = {"content": "", "reasoning": thought.removeprefix("<think>\n")}
+    reply.take({"choices": [{"message": message, "finish_reason": "length"}]})
+    reply.take({"choices": [], "usage": {"completion_tokens": len(written)}})
+    request = Request(0, renderer.prompt_ids(messages), Sampling(max_tokens=64), 0, messages)
+    answer = answer_of(reply, request, encoder(renderer.last_turn), {})
+    assert (answer.output_ids, answer.finish_reason) == (written, "length")
