@@ -63,7 +63,7 @@ REASONS = {
     # conversation -> token rows
     "truncated": "an answer cut by max_tokens",
     "too_long": "longer than tokenize.max_length",
-    "no_supervised_tokens": "no token that the target generated",
+    "no_supervised_tokens": "an answer of fewer than two tokens, whose first a drafter is never asked for",
     "unstable_boundary": "the chat template renders history differently once the turn is finished",
     "no_stop_id": "the rendered turn does not end with a stop id",
     "template_refused": "the chat template refuses the conversation",

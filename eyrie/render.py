@@ -19,6 +19,7 @@ from eyrie.chat_template import PROBE_TEXT, REASONING_KEYS, TEMPLATE_ERRORS, Tem
 from eyrie.controls import ControlEncoder, Quotes, Trail
 from eyrie.conversation import Reject
 from eyrie.errors import EyrieError
+from eyrie.formats.tokens import MIN_LABELS
 from eyrie.prefixes import Prefixes
 from eyrie.spoken import message_of
 from eyrie.targets.family import Layout, Think, families, recognise
@@ -214,7 +215,7 @@ class Renderer:
         if max_length is not None and len(ids) > max_length:
             talk.full = start >= max_length
             raise Reject("too_long")
-        if len(ids) - start < 2:
+        if len(ids) - start < MIN_LABELS:
             raise Reject("no_supervised_tokens", f"turn {turn}")
         return TurnRow(turn, ids, start, talk.quotes is not None)
 
@@ -238,7 +239,7 @@ class Renderer:
         if ended is None:
             raise Reject("no_stop_id", f"turn {turn}")
         ids = self._ids(talk, context)
-        self._check_answer(self.controls.last(talk.trail), ended, turn)
+        self._check_answer(self.controls.last(talk.trail), self.controls.controls(ended), turn)
         start = len(ids)
         return ids + self.controls.ids(ended, talk.quotes), start
 
@@ -284,7 +285,8 @@ class Renderer:
         opening, closing = think.open + layout.after_open, layout.before_close + think.close + layout.after_close
         inside = prompt.endswith(opening)
         body = without_empty_think(tail, think)
-        unknown = not inside and (opened or len(think.layouts) > 1)  # how the target would write the block
+        shown = body != tail  # an empty block where the reasoning was, so the target does write one
+        unknown = not inside and (opened or len(think.layouts) > 1 or not shown)
         if reasoning and (unknown or think.open in self.controls.controls(body)):
             return None
         if not reasoning:
@@ -308,14 +310,20 @@ class Renderer:
         )
         if not holds(self.decode(finished[start:end]), reasoning, content):
             raise Reject("reasoning_dropped", f"turn {turn}")
+        names = {id: name for name, id in self.controls.ids_of.items()}
+        before = next((names[id] for id in reversed(finished[:start]) if id in names), "")
+        self._check_answer(before, [names[id] for id in finished[start:end] if id in names], turn)
         return finished[:end], start
 
-    def _check_answer(self, before: str, answer: str, turn: int) -> None:
-        """What holds of every answer of the family; ``before``: the last control string of its context.
+    def _check_answer(self, before: str, inside: Sequence[str], turn: int) -> None:
+        """What holds of every answer of the family, whichever way its boundary was found.
+
+        Args:
+            before: the last control string of its context.
+            inside: its own control strings, in order.
 
         Raises :class:`Reject`.
         """
-        inside = self.controls.controls(answer)
         family = self.family
         if family.answer_after and before not in family.answer_after:
             raise Reject("broken_turn", f"turn {turn}: the answer follows {before or 'no control token'}")

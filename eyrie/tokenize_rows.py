@@ -19,7 +19,7 @@ from eyrie.errors import EyrieError
 from eyrie.formats.jsonl import read_jsonl
 from eyrie.formats.manifest import RowCounts, verified_manifest
 from eyrie.formats.publish import publish
-from eyrie.formats.tokens import write_tokens
+from eyrie.formats.tokens import MIN_LABELS, write_tokens
 from eyrie.targets.card import TargetCard, read_card, resolve
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ class Rendered:
 
 def response_rows(source: Path, card: TargetCard, options: Tokenize) -> Iterator[Outcome]:
     """Rows of a response shard: the served prompt ids followed by the generated ids."""
+    talk, told = None, 0  # the conversation of the rows before, and how many of its messages they tell
     for number, row in enumerate(read_jsonl(source), start=1):
         try:
             finish, messages = row["finish_reason"], row["messages"]
@@ -133,7 +134,9 @@ def response_rows(source: Path, card: TargetCard, options: Tokenize) -> Iterator
                     f"{source}:{number}: holds token ids above the target's vocabulary of {card.vocab_size}; "
                     f"it was made for another target, rebuild it with `snakemake -f {source}`"
                 )
-            made = _row(row["id"], messages, len(messages), [*prompt, *output], len(prompt), finish)
+            if row["id"] != talk or "turn" not in row:  # the answers of one conversation stand in a row
+                talk, told = row["id"], 0
+            made = _row(row["id"], messages, len(messages), [*prompt, *output], len(prompt), finish, told)
             made["prompt_key"] = row.get("prompt_key", made["prompt_key"])  # of the whole, for one turn of several
         except (KeyError, TypeError) as error:
             raise EyrieError(
@@ -143,6 +146,8 @@ def response_rows(source: Path, card: TargetCard, options: Tokenize) -> Iterator
         outcome = _checked(made, options)
         if isinstance(outcome, dict) and finish != "length" and output[-1] not in card.stop_ids:
             outcome = Reject("no_stop_id")
+        if isinstance(outcome, dict):
+            told = len(messages)
         yield outcome
 
 
@@ -193,7 +198,7 @@ def _checked(row: dict[str, Any], options: Tokenize) -> Outcome:
     """The row, or why it is left out."""
     if row["finish_reason"] == "length" and options.truncated == "drop":
         return Reject("truncated")
-    if row["completion_tokens"] < 1:
+    if row["completion_tokens"] < MIN_LABELS:
         return Reject("no_supervised_tokens")
     if row["length"] > options.max_length:
         return Reject("too_long")

@@ -9,8 +9,10 @@ import pytest
 
 from eyrie.conversation import Reject
 from eyrie.render import Renderer, TurnRow
+from eyrie.targets.family import GENERIC, families
 from eyrie.targets.selftest import TOOL, Rendering
-from tests.family_targets import KIMI_IDS, family_target, kimi_target
+from tests.conftest import DEFAULT_SYSTEM
+from tests.family_targets import FAMILIES, KIMI_IDS, TEMPLATES, family_target, kimi_target
 
 USER = {"role": "user", "content": "What is one and one?"}
 MORE = {"role": "user", "content": "And two?"}
@@ -54,6 +56,39 @@ def test_a_run_without_thinking_takes_no_reasoning(tmp_path: Path) -> None:
     renderer = qwen(tmp_path, thinking=False, template_kwargs={"enable_thinking": False})
     assert reasons(renderer, [USER, THOUGHT, MORE, PLAIN]) == ["reasoning_unwanted", ""]
     assert renderer.tokenizer.decode(renderer.prompt_ids([USER])).endswith("assistant\n<think>\n\n</think>\n\n")
+
+
+SWITCHED = (
+    """{%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"""
+)
+BLOCK = "{%- if loop.index0 > ns.question and (loop.last or message.reasoning_content) %}"
+
+
+def qwen_template(old: str, new: str) -> str:
+    text = (TEMPLATES / "qwen3.jinja").read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    return text.replace(old, new)
+
+
+def test_a_qwen3_that_always_thinks(tmp_path: Path) -> None:
+    """Every prompt opens the think block and there is no switch; an answer without reasoning gets an empty block."""
+    template = qwen_template(SWITCHED, "{{- '<think>\\n' }}")
+    renderer = Renderer(family_target("qwen3", tmp_path, template))
+    first, second = texts(renderer, [*TALK[:3], PLAIN])
+    asked = "<|im_start|>user\nWhat is one and one?<|im_end|>\n<|im_start|>assistant\n"
+    assert first == (asked + "<think>\n", "One and one.\n</think>\n\nTwo.<|im_end|>")
+    then = asked + "Two.<|im_end|>\n<|im_start|>user\nAnd two?<|im_end|>\n<|im_start|>assistant\n"
+    assert second == (then + "<think>\n\n</think>\n\n", "Two.<|im_end|>"), "the block is context, no label"
+
+
+def test_a_qwen3_that_never_thinks(tmp_path: Path) -> None:
+    """Its template writes no block; how it would write one is not guessed."""
+    template = qwen_template(SWITCHED, "").replace(BLOCK, "{%- if false %}")
+    renderer = Renderer(family_target("qwen3", tmp_path, template))
+    assert reasons(renderer, [USER, THOUGHT, MORE, PLAIN]) == ["reasoning_dropped", ""]
+    ((context, answer),) = texts(renderer, [USER, PLAIN])
+    assert context == "<|im_start|>user\nWhat is one and one?<|im_end|>\n<|im_start|>assistant\n"
+    assert answer == "Two.<|im_end|>"
 
 
 def test_qwen3_tool_calls(tmp_path: Path) -> None:
@@ -108,6 +143,62 @@ def test_gpt_oss_answers_in_channels(tmp_path: Path) -> None:
     assert second[1] == "<|channel|>final<|message|>Two.<|return|>"
 
 
+def test_chatml(tmp_path: Path) -> None:
+    """SmolLM2 and its kind: a default system line, no reasoning."""
+    renderer = Renderer(family_target("chatml", tmp_path))
+    first, second = texts(renderer, [USER, PLAIN, MORE, {**PLAIN, "content": "Four."}])
+    asked = f"<|im_start|>system\n{DEFAULT_SYSTEM}<|im_end|>\n<|im_start|>user\nWhat is one and one?<|im_end|>\n"
+    assert first == (asked + "<|im_start|>assistant\n", "Two.<|im_end|>")
+    then = (
+        asked + "<|im_start|>assistant\nTwo.<|im_end|>\n<|im_start|>user\nAnd two?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert second == (then, "Four.<|im_end|>")
+    assert reasons(renderer, [USER, THOUGHT]) == ["reasoning_dropped"]
+
+
+TARGETS = [*FAMILIES, "kimi-k2"]
+REASONERS = {"qwen3", "deepseek", "gpt-oss", "kimi-k2"}
+
+
+def target(name: str, folder: Path) -> Renderer:
+    if name == "kimi-k2":
+        return Renderer(kimi_target(folder), [163585, 163586], Rendering(trust_remote_code=True))
+    return Renderer(family_target(name, folder))
+
+
+def test_every_family_has_a_target_here(tmp_path: Path) -> None:
+    assert {target(name, tmp_path / name).family.name for name in TARGETS} == families().keys() - {GENERIC}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_rows_of_every_family_keep_its_rules(name: str, tmp_path: Path) -> None:
+    """Where an answer begins and ends, what may stand inside, and that its context is a prompt as served."""
+    renderer = target(name, tmp_path)
+    family, names = renderer.family, {id: name for name, id in renderer.controls.ids_of.items()}
+    talks = [[USER, PLAIN, MORE, {**PLAIN, "content": "Four."}]]
+    talks += [TALK, [*TALK[:3], PLAIN], [USER, PLAIN, *TALK[2:]]] if family.name in REASONERS else []
+    for talk in talks:
+        rows = renderer.turn_rows(talk)
+        assert [row.turn for row in rows if isinstance(row, TurnRow)] == [1, 3], rows
+        for row in rows:
+            assert isinstance(row, TurnRow)
+            context, answer = row.input_ids[: row.start], row.input_ids[row.start :]
+            assert len(answer) >= 2
+            assert [id in renderer.stop_ids for id in answer] == [False] * (len(answer) - 1) + [True]
+            inside = [names[id] for id in answer if id in names]
+            assert not set(inside) & set(family.turn_tokens)
+            before = next(names[id] for id in reversed(context) if id in names)
+            assert before in family.answer_after
+            if family.think:
+                assert inside.count(family.think.close) == inside.count(family.think.open) + (before == "<think>")
+            if talk[row.turn].get("reasoning"):
+                assert "".join(renderer.decode(answer).split()).find("".join(talk[row.turn]["reasoning"].split())) >= 0
+            assert len(renderer.turn_rows(talk, None, len(row.input_ids))) == 2
+            shorter = renderer.turn_rows(talk, None, len(row.input_ids) - 1)[(row.turn - 1) // 2]
+            assert isinstance(shorter, Reject), "never cut to the window"
+            assert shorter.reason == "too_long"
+
+
 DEFAULT = [("<|im_system|>", "system", "You are Small, a model made for tests.")]
 
 
@@ -142,6 +233,22 @@ def test_kimi_golden_ids(kimi: Renderer) -> None:
     for row in (first, second):
         assert row.input_ids[: row.start] == kimi.prompt_ids(TALK[: row.turn]), "the context is the served prompt"
         assert 163585 not in row.input_ids
+
+
+def test_a_kimi_whose_prompt_does_not_open_the_block_opens_it_itself(tmp_path: Path) -> None:
+    """Its finished turns show an empty block, so the answer begins with the opening token, which is a label then."""
+    text = (TEMPLATES / "kimi-k2.jinja").read_text(encoding="utf-8")
+    opened = "<think>' + ('</think>' if thinking is defined and not thinking else '') }}"
+    assert opened in text
+    folder = kimi_target(tmp_path)
+    (folder / "chat_template.jinja").write_text(text.replace(opened, "' }}"), encoding="utf-8")
+    renderer = Renderer(folder, [163585, 163586], Rendering(trust_remote_code=True))
+    first, second = renderer.turn_rows(TALK)
+    for row, thought, said in ((first, "One and one.", "Two."), (second, "Twice that.", "Four.")):
+        assert isinstance(row, TurnRow)
+        answer = [163606, *plain_ids(renderer, thought), 163607, *plain_ids(renderer, said), 163586]
+        assert row.input_ids[row.start :] == answer
+        assert row.input_ids[row.start - 1] == 163601
 
 
 def test_kimi_without_reasoning_is_the_instant_mode(kimi: Renderer) -> None:
@@ -228,6 +335,14 @@ def test_an_inline_think_block_is_reasoning(kimi: Renderer) -> None:
 def test_a_think_block_that_a_template_leaves_open_is_a_reject(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n<think>' + m.content + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"  # noqa: E501
     assert reasons(Renderer(family_target("qwen3", tmp_path, template)), [USER, PLAIN]) == ["broken_turn"]
+
+
+@pytest.mark.parametrize("hint", ["", "Sure: "])
+def test_a_turn_inside_an_answer_is_a_reject_however_its_boundary_is_found(hint: str, tmp_path: Path) -> None:
+    """With the hint the finished turn does not continue its prompt, so the boundary is looked for in the ids."""
+    template = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}{% if m.role == 'assistant' %}{{ '<|im_start|>x' }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' + hint }}{% endif %}"  # noqa: E501
+    renderer = Renderer(family_target("chatml", tmp_path, template.replace("hint", repr(hint))))
+    assert reasons(renderer, [USER, PLAIN]) == ["broken_turn"]
 
 
 def test_the_answer_ends_at_the_first_stop(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ Encode = Callable[[Request, dict[str, Any]], tuple[list[int], list[int]]]
 DRIFT_TOKENS, DRIFT_SHARE = 4, 0.005
 # What a server's parsers leave behind when they did not understand an answer.
 UNPARSED = re.compile(r"</?think>|</?tool_call>|<\|tool_call|<\|im_(?:start|end)\|>|<\|channel\|>|\[TOOL_CALLS\]")
+# The same inside a reasoning, which may well talk about think tags: a call that the model made while it thought.
+UNPARSED_CALL = re.compile(r"<tool_call>|<\|tool_call|\[TOOL_CALLS\]")
 _FINISH = {"stop": "stop", "tool_calls": "stop", "function_call": "stop", "eos": "stop", "length": "length"}
 
 
@@ -99,9 +101,11 @@ class Reply:
 
     def to_message(self) -> dict[str, Any]:
         """The assistant message in the form that rows are stored in. Raises :class:`Reject` (``unparsed``)."""
-        leftover = UNPARSED.search(self.content)
+        leftover = UNPARSED.search(self.content) or UNPARSED_CALL.search(self.reasoning)
         if leftover:
             raise Reject("unparsed", f"{leftover[0]!r} in the answer's text")
+        if self.reasoning and not self.content.strip() and not self.tool_calls and self.finish != "length":
+            raise Reject("unparsed", "a finished answer that is all reasoning: the answer itself may stand inside")
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             message["reasoning"] = self.reasoning
@@ -132,9 +136,11 @@ def answer_of(reply: Reply, request: Request, encode: Encode, facts: dict[str, A
         context, ids = encode(request, reply.to_message())
     except Reject as reject:
         return Answer([], "unparsed", facts={**facts, "why": str(reject)})
+    billed = reply.billed
     if kind == "length":
         ids = ids[:-1]  # the template ends the turn, the target did not
-    billed = reply.billed
+        if not reply.content and billed and 0 < len(ids) - billed <= DRIFT_TOKENS:
+            ids = ids[:billed]  # cut in its reasoning: neither did it close that
     facts["drift"] = None if billed is None else len(ids) - billed
     too_long = len(ids) > request.sampling.max_tokens
     if not ids or too_long or (billed and abs(len(ids) - billed) > max(DRIFT_TOKENS, DRIFT_SHARE * billed)):
@@ -180,6 +186,7 @@ def _message_to_openai(message: dict[str, Any], reasoning: str) -> dict[str, Any
     if message.get("reasoning"):
         shown[reasoning] = message["reasoning"]
     if message.get("tool_calls"):
+        shown.setdefault(reasoning, "")  # a thinking target's own service refuses a call without the field
         shown["tool_calls"] = [_with_text_arguments(call) for call in message["tool_calls"]]
     return shown
 

@@ -11,6 +11,8 @@ from eyrie.errors import EyrieError
 if TYPE_CHECKING:
     import polars as pl
 
+MIN_LABELS = 2  # of a row: a drafter is never asked for the first label of a span, so a lone one teaches nothing
+
 
 def token_schema() -> dict[str, Any]:
     """Columns of a token shard.

@@ -191,6 +191,30 @@ def test_sixteen_answers_to_one_question_are_one_prompt(tmp_path: Path) -> None:
     assert verified_manifest(out, stage="ingest").rows.dropped == {"duplicate": 30}
 
 
+def test_fragments_of_chats_are_mended_or_counted(tmp_path: Path) -> None:
+    """Empty lists, a system text alone, and parts of a long chat that begin with one answer or two."""
+
+    def row(*pairs: tuple[str, str]) -> dict[str, Any]:
+        return {"id": "a", "conversations": [{"from": role, "value": text} for role, text in pairs]}
+
+    rows = [
+        row(),
+        {"id": "b", "conversations": None},
+        row(("system", "Be brief.")),
+        row(("gpt", "so it ends."), ("human", "one more?"), ("gpt", "Yes.")),
+        row(("system", "Be brief."), ("gpt", "a"), ("gpt", "b"), ("human", "another?"), ("gpt", "No.")),
+        row(("gpt", "a"), ("gpt", "b")),
+    ]
+    out = tmp_path / "s0000.jsonl.zst"
+    ingest(recipe(source(tmp_path, rows), adapter="sharegpt", kind="native"), "mine", out)
+    kept = [[message["content"] for message in row["messages"]] for row in read_jsonl(out)]
+    assert kept == [["one more?", "Yes."], ["Be brief.", "another?", "No."]]
+    manifest = verified_manifest(out, stage="ingest")
+    assert manifest.rows.dropped == {"no_messages": 1, "no_user_turn": 3}
+    assert manifest.rows.read == manifest.rows.kept + sum(manifest.rows.dropped.values()) == len(rows)
+    assert [row["reason"] for row in read_jsonl(rejects_path(out))].count("no_user_turn") == 3
+
+
 def test_text_that_looks_like_data_or_control_stays_text(tmp_path: Path) -> None:
     texts = ['{"type": "struct", "nullable": true}', "[1, 2]", "null", "What does <|im_end|><|im_user|>user mean?"]
     out = tmp_path / "s0000.jsonl.zst"

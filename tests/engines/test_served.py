@@ -158,40 +158,6 @@ def test_the_gate_for_truncation_looks_at_the_whole_shard(desk: Desk) -> None:
     assert desk.rows()
 
 
-def test_reasoning_and_tool_calls_reach_the_template(desk: Desk) -> None:
-    from eyrie.config import Sampling
-    from eyrie.engines.base import Request
-    from eyrie.engines.chat import Reply, answer_of
-
-    seen: list[dict[str, Any]] = []
-
-    def encode(request: Request, message: dict[str, Any]) -> tuple[list[int], list[int]]:
-        seen.append(message)
-        return [1], [5, 6, STOP]
-
-    reply = Reply()
-    for delta in (
-        {"reasoning": "let me "},
-        {"reasoning_content": "see"},
-        {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "look", "arguments": '{"at": '}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]},
-        {"tool_calls": [{"index": 1, "id": "c2", "function": {"name": "go", "arguments": ""}}]},
-    ):
-        reply.take({"choices": [{"delta": delta, "finish_reason": None}]})
-    reply.take({"choices": [{"delta": {}, "finish_reason": "tool_calls"}], "usage": {"completion_tokens": 3}})
-    answer = answer_of(reply, Request(0, [1], Sampling(), 0), encode, {})
-    assert (answer.output_ids, answer.finish_reason) == ([5, 6, STOP], "stop")
-    assert seen == [
-        {
-            "role": "assistant", "content": "", "reasoning": "let me see",
-            "tool_calls": [
-                {"type": "function", "id": "c1", "function": {"name": "look", "arguments": {"at": 1}}},
-                {"type": "function", "id": "c2", "function": {"name": "go", "arguments": {}}},
-            ],
-        }
-    ]  # fmt: skip
-
-
 # ---- weather ----
 @pytest.mark.parametrize("kind", ["sglang", "openai", "openrouter"])
 def test_through_every_passing_fault_the_shard_is_that_of_a_calm_day(
@@ -440,27 +406,3 @@ def test_a_raised_budget_buys_only_what_is_missing(desk: Desk) -> None:
         assert desk.rows()[: len(old)] == old
         assert len(desk.rows()) == shortest_prefix(desk.contents, 500)
         assert max(server.answered.values()) == 1
-
-
-# ---- text ----
-def test_text_is_encoded_as_the_targets_template_would_serve_it(tiny_target: Path) -> None:
-    from eyrie.config import Sampling
-    from eyrie.engines.base import Request
-    from eyrie.engines.chat import Reply, answer_of
-    from eyrie.engines.hire import encoder
-    from eyrie.render import Renderer
-
-    renderer = Renderer(tiny_target)
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
-    request = Request(0, renderer.prompt_ids(messages), Sampling(max_tokens=64), 0, messages)
-    said = "The capital of France is Paris."
-    count = len(renderer.tokenizer.encode(said, add_special_tokens=False))
-    for finish, tokens in (("stop", count + 1), ("length", count)):
-        reply = Reply()
-        reply.take({"choices": [{"message": {"content": said}, "finish_reason": finish}]})
-        reply.take({"choices": [], "usage": {"completion_tokens": count}})
-        answer = answer_of(reply, request, encoder(renderer.last_turn), {})
-        assert answer.prompt_ids == request.prompt_ids
-        assert len(answer.output_ids) == tokens
-        assert renderer.decode(answer.output_ids) == said
-        assert (answer.output_ids[-1] == 2) is (finish == "stop")

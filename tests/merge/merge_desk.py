@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import polars as pl
 
 from eyrie.config import Merge
+from eyrie.datasets import ADAPTERS, Source, adapter
 from eyrie.formats.manifest import RowCounts, verified_manifest
 from eyrie.formats.publish import publish, write_json
 from eyrie.formats.tokens import write_tokens
@@ -69,6 +72,24 @@ def recipe(
     size = {} if "draft_vocab_from" in options else {"draft_vocab_size": 16}
     chosen = {**size, "test_fraction": 0.0, "validation_fraction": 0.0, **options}
     return {"merge": chosen, "datasets": [list(pair) for pair in datasets], "suites": suites or {}, "caps": caps or {}}
+
+
+@contextmanager
+def suite(*prompts: list[str]) -> Iterator[dict[str, Any]]:
+    """A registered adapter whose conversations have these user turns, as the ``suites`` of a recipe."""
+
+    @adapter("test-suite")
+    def read(source: Source) -> Iterator[dict[str, Any]]:
+        for turns in prompts:
+            messages = [{"role": "user", "content": turns[0]}]
+            for turn in turns[1:]:
+                messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": turn}]
+            yield {"messages": messages}
+
+    try:
+        yield {"ext": {"dataset": "test-suite"}}
+    finally:
+        del ADAPTERS["test-suite"]
 
 
 def named(split: str, count: int, options: Merge, prefix: str = "c") -> list[str]:

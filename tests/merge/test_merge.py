@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +11,15 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from merge_desk import VOCAB, make_card, named, recipe, row, run, shard
+from merge_desk import VOCAB, make_card, named, recipe, row, run, shard, suite
 from pyarrow.parquet import ParquetFile
 
 import eyrie.merge.index
 from eyrie.config import Merge
 from eyrie.conversation import prompt_key
-from eyrie.datasets import ADAPTERS, Source, adapter
 from eyrie.errors import EyrieError
 from eyrie.formats.manifest import RowCounts, manifest_path, read_manifest
 from eyrie.merge import merge, split_of
-
-
-@contextmanager
-def suite(*prompts: list[str]) -> Iterator[dict[str, Any]]:
-    """A registered adapter whose conversations have these user turns, as the ``suites`` of a recipe."""
-
-    @adapter("test-suite")
-    def read(source: Source) -> Iterator[dict[str, Any]]:
-        for turns in prompts:
-            messages = [{"role": "user", "content": turns[0]}]
-            for turn in turns[1:]:
-                messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": turn}]
-            yield {"messages": messages}
-
-    try:
-        yield {"ext": {"dataset": "test-suite"}}
-    finally:
-        del ADAPTERS["test-suite"]
 
 
 def test_the_index_names_rows_by_shard_and_position(card: Path, tmp_path: Path) -> None:
