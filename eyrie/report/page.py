@@ -180,7 +180,7 @@ def held_out_note(suite: SuiteRun, bench: Bench) -> str:
     size = f"{words.plural(bench.prompts, 'prompt')}, {bench.tokens:,} completion tokens"
     if suite.options.dataset is None:
         return (
-            f"Test split of this run: {size}. Chosen by the hash of the prompt, all answers to it together; no drafter saw them, "
+            f"Test split of this run: {size}. Chosen by the hash of the prompt; no drafter saw any answer to them, "
             "but they come from the same sources as the training data. Prompts of other kinds usually score lower."
         )
     return (
