@@ -14,6 +14,8 @@ from snakemake.exceptions import WorkflowError
 
 # Eyrie may be used from a plain checkout, and its own interpreter must be the `python` of every job.
 sys.path.insert(0, str(workflow.basedir))
+# threads that wait for the next loop burn the cores that another job could use: OpenMP's give up soon here
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))
 
 from eyrie.config import parse_config

@@ -168,6 +168,7 @@ CONTENT: dict[str, Any] = {
     "merge.decontamination_ngram": 8,
     "hidden.layers": [1, 2, 3],
     "hidden.storage_dtype": "float32",
+    "drafters.<name>.dtype": "bfloat16",
     "hidden.final_states": "all",
     "drafters.<name>.batch_tokens": 999,
     "drafters.<name>.init": "random",

@@ -101,7 +101,7 @@ def capture(
     )  # fmt: skip
     use_threads(threads)
     device = choose_device(device)
-    compute = str(choose_dtype(chosen.dtype, device)).removeprefix("torch.")
+    compute = str(choose_dtype(chosen.dtype, device, many_rows=True)).removeprefix("torch.")
     name = f"{tokens.parent.name}/{tokens.name}"
     identity = {**card.identity(), "layers": json.dumps(layout.layers)}
     with publish(out, stage="hidden", recipe=recipe, inputs={name: manifest.sha256}, identity=identity) as draft:

@@ -25,7 +25,8 @@ class Target(Section):
     gguf: GgufSource | None = Field(None, description="convert this GGUF into `model` first")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
-        description="compute dtype; auto is bfloat16 where the machine multiplies it fast (CUDA, AMX), else float32",
+        description="compute dtype; auto is bfloat16 where the machine multiplies it fast (CUDA, AMX; for capture "
+        "AVX512-bf16 too), else float32",
     )
     thinking: bool | None = Field(
         None, description="ask the chat template for reasoning, or for none; default: what the template does by itself"

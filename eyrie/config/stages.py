@@ -86,6 +86,11 @@ class Drafter(Section):
     init: Literal["target", "random"] = Field(
         "target", description="target: start from the target's last layer and head rows; random: from scratch"
     )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="dtype of the matrix products; weights and optimiser stay float32, the export is bfloat16; auto is "
+        "bfloat16 where the machine multiplies it fast (CUDA, AMX, AVX512-bf16), else float32",
+    )
     seed: int = Field(0, ge=0, description="row order and random initialisation")
     evaluate_every: int = Field(200, ge=1, description="optimiser steps between two validations")
     checkpoint_every: int = machine(100, "optimiser steps between two resumable checkpoints", ge=1)

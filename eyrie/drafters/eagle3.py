@@ -38,24 +38,35 @@ class Eagle3Config(BaseModel):
     target_sha: str
 
 
+class Linear(nn.Linear):
+    """A matrix without bias, float32, whose products run in ``compute``; what comes in and goes out is float32."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        self.compute = torch.float32
+
+    def forward(self, x_NK: Tensor) -> Tensor:
+        return F.linear(x_NK.to(self.compute), self.weight.to(self.compute)).float()
+
+
 class Attention(nn.Module):
     """Projections of the draft layer's attention; its input is ``[embedding ; feature]``, 2H wide."""
 
     def __init__(self, c: Eagle3Config) -> None:
         super().__init__()
         wide = 2 * c.hidden_size
-        self.q_proj = nn.Linear(wide, c.num_attention_heads * c.head_dim, bias=False)
-        self.k_proj = nn.Linear(wide, c.num_key_value_heads * c.head_dim, bias=False)
-        self.v_proj = nn.Linear(wide, c.num_key_value_heads * c.head_dim, bias=False)
-        self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
+        self.q_proj = Linear(wide, c.num_attention_heads * c.head_dim)
+        self.k_proj = Linear(wide, c.num_key_value_heads * c.head_dim)
+        self.v_proj = Linear(wide, c.num_key_value_heads * c.head_dim)
+        self.o_proj = Linear(c.num_attention_heads * c.head_dim, c.hidden_size)
 
 
 class MLP(nn.Module):
     def __init__(self, c: Eagle3Config) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
+        self.gate_proj = Linear(c.hidden_size, c.intermediate_size)
+        self.up_proj = Linear(c.hidden_size, c.intermediate_size)
+        self.down_proj = Linear(c.intermediate_size, c.hidden_size)
 
     def forward(self, x_NH: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x_NH)) * self.up_proj(x_NH))
@@ -80,16 +91,24 @@ class Eagle3(nn.Module):
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.compute = config, torch.float32
         H = config.hidden_size
-        self.fc = nn.Linear(3 * H, H, bias=False)
+        self.fc = Linear(3 * H, H)
         self.midlayer = DraftLayer(config)
         self.norm = nn.RMSNorm(H, eps=config.rms_norm_eps)
-        self.lm_head = nn.Linear(H, config.draft_vocab_size, bias=False)
+        self.lm_head = Linear(H, config.draft_vocab_size)
         self.d2t: Tensor
         self.t2d: Tensor
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
+
+    def compute_in(self, dtype: torch.dtype) -> Eagle3:
+        """Run matrix products in ``dtype``; parameters, norms and the residual stay float32."""
+        self.compute = dtype
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.compute = dtype
+        return self
 
     def target_ids(self) -> Tensor:
         """Target token id of every draft id, int64 ``[Dv]``."""

@@ -58,7 +58,9 @@ class Trainer:
         self.total_steps = max(1, round(self.options.epochs * per_epoch))
         longest = max(len(row.ids_T) for row in [*self.train_rows, *self.validation_rows])
         config = self.drafter.config
-        self.optimizer = DrafterOptimizer(self.drafter, self.options, self.total_steps, config.head_dim)
+        self.optimizer = DrafterOptimizer(
+            self.drafter, self.options, self.total_steps, config.head_dim, self.drafter.compute
+        )
         tables = rotary(longest + self.options.ttt_steps, config.head_dim, config.rope_theta)
         self.cos_TD, self.sin_TD = (table.to(self.embed_VH.device) for table in tables)
         self.best_weights = self._weights()

@@ -74,7 +74,7 @@ class Teacher:
     """The target's distribution over the draft vocabulary: head rows of the kept tokens, exact.
 
     Args:
-        head_DvH: rows of the target's head for the draft vocabulary, float32.
+        head_DvH: rows of the target's head for the draft vocabulary, in the dtype to compute in.
         target_ids_Dv: target id of each draft id.
         vocab_size: size of the target vocabulary.
     """
@@ -91,8 +91,9 @@ class Teacher:
         out = torch.empty(len(final_LH), len(self.head_DvH))
         for start in range(0, len(final_LH), CHUNK):
             torch.softmax(
-                F.linear(final_LH[start : start + CHUNK].float(), self.head_DvH), -1, out=out[start : start + CHUNK]
-            )
+                F.linear(final_LH[start : start + CHUNK].to(self.head_DvH), self.head_DvH).float(),
+                -1, out=out[start : start + CHUNK],
+            )  # fmt: skip
         return out
 
 
@@ -100,20 +101,22 @@ class SoftCrossEntropy(torch.autograd.Function):
     """Fused head and soft cross-entropy; only ``softmax - teacher`` is ever kept, a chunk at a time.
 
     Inputs: ``h_NH`` normed outputs, ``w_DvH`` the head, ``teacher_LDv`` probabilities, ``label_N`` rows of the teacher
-    to use, ``weight_N`` loss weights. Returns the weighted loss sum and the argmax draft ids ``[N]``.
+    to use, ``weight_N`` loss weights, the dtype of the products. Returns the weighted loss sum and the argmax draft ids
+    ``[N]``. Everything else is float32.
     """
 
     @staticmethod
-    def forward(ctx, h_NH, w_DvH, teacher_LDv, label_N, weight_N):  # type: ignore[no-untyped-def]
+    def forward(ctx, h_NH, w_DvH, teacher_LDv, label_N, weight_N, compute):  # type: ignore[no-untyped-def]
         with_grad = ctx.needs_input_grad[0]
         dh_NH = torch.empty_like(h_NH)
         dw_DvH = torch.zeros_like(w_DvH)
         best_N = torch.empty(len(h_NH), dtype=torch.int64)
         total = h_NH.new_zeros((), dtype=torch.float64)
+        given_NH, head_DvH = h_NH.to(compute), w_DvH.to(compute)
         for start in range(0, len(h_NH), CHUNK):
             part = slice(start, start + CHUNK)
-            h, weight = h_NH[part], weight_N[part]
-            logits = F.linear(h, w_DvH).float()
+            h, weight = given_NH[part], weight_N[part]
+            logits = F.linear(h, head_DvH).float()
             top = logits.max(-1)
             best_N[part] = top.indices
             teacher = teacher_LDv[label_N[part]]
@@ -123,9 +126,9 @@ class SoftCrossEntropy(torch.autograd.Function):
             total += (weight * (mass.log() + top.values - expected)).sum()
             if with_grad:
                 scale = weight / mass
-                grad = logits.mul_(scale[:, None]).sub_(teacher.mul_(weight[:, None])).to(h.dtype)
-                torch.mm(grad, w_DvH, out=dh_NH[part])
-                dw_DvH.addmm_(grad.t(), h)
+                grad = logits.mul_(scale[:, None]).sub_(teacher.mul_(weight[:, None])).to(compute)
+                dh_NH[part] = grad @ head_DvH
+                dw_DvH += grad.t() @ h
         ctx.save_for_backward(dh_NH, dw_DvH)
         ctx.mark_non_differentiable(best_N)
         return total.float(), best_N
@@ -133,7 +136,7 @@ class SoftCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dloss, _dbest):  # type: ignore[no-untyped-def]
         dh_NH, dw_DvH = ctx.saved_tensors
-        return dh_NH * dloss, dw_DvH * dloss, None, None, None
+        return dh_NH * dloss, dw_DvH * dloss, None, None, None, None
 
 
 def ttt_loss(
@@ -157,7 +160,8 @@ def ttt_loss(
     wide_BT2H = drafter.attention_input(next_BTH, feature_BTH)
     k0_BGTD = rotate_halves(_heads(attention.k_proj(wide_BT2H), c.head_dim), cos_TD[:T], sin_TD[:T])
     v0_BGTD = _heads(attention.v_proj(wide_BT2H), c.head_dim)
-    first_keys = _FirstKeys(k0_BGTD, v0_BGTD, batch, c.num_attention_heads // c.num_key_value_heads)
+    group = c.num_attention_heads // c.num_key_value_heads
+    first_keys = _FirstKeys(k0_BGTD.to(drafter.compute), v0_BGTD.to(drafter.compute), batch, group)
 
     row_Q, column_Q, left_Q = batch.row_Q, batch.column_Q, batch.left_Q
     first_Q, weight_Q, answered_Q = batch.first_Q, batch.weight_Q, batch.answered_Q
@@ -191,7 +195,7 @@ def ttt_loss(
         draft_Q = valid_L[label_Q]
         mass_Q = weight_Q * (draft_Q >= 0)
         loss, best_Q = SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            drafter.norm(output_QH), drafter.lm_head.weight, probabilities_LDv, label_Q, mass_Q
+            drafter.norm(output_QH), drafter.lm_head.weight, probabilities_LDv, label_Q, mass_Q, drafter.compute
         )
         weight = mass_Q.sum()
         total = total + decay**k * loss / weight.clamp(min=1e-6)
@@ -224,11 +228,11 @@ class _FirstKeys:
         place_Q = torch.arange(Q) - starts_B[row_Q]
         query_BNPD = query_QND.new_zeros(self.rows, width, N, D).index_put((row_Q, place_Q), query_QND).transpose(1, 2)
         column_BP = torch.zeros(self.rows, width, dtype=torch.int64).index_put((row_Q, place_Q), column_Q)
-        scores_BNPT = (query_BNPD * D**-0.5) @ self.k_BND.transpose(-1, -2)
+        scores_BNPT = ((query_BNPD * D**-0.5).to(self.k_BND) @ self.k_BND.transpose(-1, -2)).float()
         future_BPT = self.place_T > column_BP[:, :, None]
         scores_BNPT = scores_BNPT.masked_fill(future_BPT[:, None], float("-inf"))
         if not own:
-            mixed_BNPD = scores_BNPT.softmax(-1) @ self.v_BND
+            mixed_BNPD = (scores_BNPT.softmax(-1).to(self.v_BND) @ self.v_BND).float()
             return mixed_BNPD.transpose(1, 2)[row_Q, place_Q].reshape(Q, N * D)
         keys_QSND = torch.stack([key.repeat_interleave(self.group, 1) for key, _ in own], 1)
         values_QSND = torch.stack([value.repeat_interleave(self.group, 1) for _, value in own], 1)
@@ -236,7 +240,7 @@ class _FirstKeys:
         own_BNPS = own_QNS.new_zeros(self.rows, width, N, len(own)).index_put((row_Q, place_Q), own_QNS).transpose(1, 2)
         share_BNPX = torch.cat([scores_BNPT, own_BNPS], -1).softmax(-1)
         share_BNPT, share_BNPS = share_BNPX.split([scores_BNPT.shape[-1], len(own)], -1)
-        first_QND = (share_BNPT @ self.v_BND).transpose(1, 2)[row_Q, place_Q]
+        first_QND = (share_BNPT.to(self.v_BND) @ self.v_BND).float().transpose(1, 2)[row_Q, place_Q]
         own_QND = torch.einsum("qns,qsnd->qnd", share_BNPS.transpose(1, 2)[row_Q, place_Q], values_QSND)
         return (first_QND + own_QND).reshape(Q, N * D)
 

@@ -21,29 +21,29 @@ LARGEST_BLOCK = 192
 """Rows of a matrix outside attention that are orthogonalised together; attention takes each head by itself."""
 
 
-def orthogonalised(update_BMN: Tensor) -> Tensor:
-    """About the closest semi-orthogonal matrix to each of ``update_BMN`` ``[..., m, n]``.
+def orthogonalised(update_BMN: Tensor, compute: torch.dtype = torch.float32) -> Tensor:
+    """About the closest semi-orthogonal matrix to each of ``update_BMN`` ``[..., m, n]``, found in dtype ``compute``.
 
     Singular vectors stay; singular values above a thousandth of the norm come within 0.13 to 1.87.
     """
     # the polynomials must not see a singular value above 1
-    x = update_BMN / (torch.linalg.matrix_norm(update_BMN, keepdim=True) * 1.02 + 1e-7)
+    x = (update_BMN / (torch.linalg.matrix_norm(update_BMN, keepdim=True) * 1.02 + 1e-7)).to(compute)
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
     for a, b, c in QUINTICS:
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return x.mT if tall else x
+    return (x.mT if tall else x).to(update_BMN.dtype)
 
 
-def orthogonalised_blocks(update_MN: Tensor, rows: int) -> Tensor:
+def orthogonalised_blocks(update_MN: Tensor, rows: int, compute: torch.dtype = torch.float32) -> Tensor:
     """:func:`orthogonalised` of each block of ``rows`` rows by itself.
 
     The cost of a matrix is proportional to its smaller side, so blocks cost a fraction of the whole, and what they
     leave undone, equal steps across blocks, did not help training (docs/measurements/training.md).
     """
-    return orthogonalised(update_MN.unflatten(0, (-1, rows))).flatten(0, 1)
+    return orthogonalised(update_MN.unflatten(0, (-1, rows)), compute).flatten(0, 1)
 
 
 class DrafterOptimizer:
@@ -54,14 +54,18 @@ class DrafterOptimizer:
         options: learning rates, clipping.
         total_steps: the schedule rises linearly over ``warmup_fraction`` of them, then falls linearly to zero.
         head_dim: width of an attention head.
+        compute: dtype of Muon's matrix products; parameters, moments and updates are float32.
     """
 
     MOMENTUM = 0.95
     BETAS = (0.9, 0.95)
     EPS = 1e-8
 
-    def __init__(self, drafter: nn.Module, options: Drafter, total_steps: int, head_dim: int) -> None:
-        self.options, self.total_steps, self.head_dim = options, total_steps, head_dim
+    def __init__(
+        self, drafter: nn.Module, options: Drafter, total_steps: int, head_dim: int,
+        compute: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
+        self.options, self.total_steps, self.head_dim, self.compute = options, total_steps, head_dim, compute
         muon = options.muon_learning_rate > 0
         self.matrices: dict[str, nn.Parameter] = {}
         self.others: dict[str, nn.Parameter] = {}
@@ -107,7 +111,7 @@ class DrafterOptimizer:
         inward = "o_proj" in name or "down_proj" in name
         side = update_MN.t() if inward else update_MN
         rows = self.head_dim if "self_attn" in name else _largest_divisor(side.shape[0], LARGEST_BLOCK)
-        found = orthogonalised_blocks(side, rows)
+        found = orthogonalised_blocks(side, rows, self.compute)
         return found.t() if inward else found
 
     def state(self) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from eyrie.errors import EyrieError
 from eyrie.formats.hidden import HiddenShard
 from eyrie.formats.manifest import Manifest, RowCounts, verified_manifest
 from eyrie.formats.publish import atomic, publish
-from eyrie.machine import choose_device, use_threads
+from eyrie.machine import choose_device, choose_dtype, use_threads
 from eyrie.recipes import canonical_json
 from eyrie.stopwatch import Stopwatch
 from eyrie.targets.card import TargetCard, read_card, resolve
@@ -61,12 +61,15 @@ def train(
     fitted = fit_features(drafter, splits["train"]) if options.init == "target" else 0.0
     ids = drafter.target_ids()
     place = torch.device(choose_device(device))
-    teacher = Teacher(ends.head_VH[ids].float().to(place), ids.to(place), card.vocab_size)
+    compute = choose_dtype(options.dtype, place.type, many_rows=True)
+    drafter.compute_in(compute)
+    teacher = Teacher(ends.head_VH[ids].to(place, compute), ids.to(place), card.vocab_size)
     inputs = {name: manifest.sha256 for name, manifest in manifests.items()}
+    mine = {"recipe": recipe, "inputs": inputs, "compute": str(compute)}
     trainer = Trainer(
         drafter.to(place), ends.embed_VH.float().to(place), teacher,
         splits["train"], splits["validation"], options, checkpoints,
-        identity=hashlib.sha256(canonical_json({"recipe": recipe, "inputs": inputs}).encode()).hexdigest(),
+        identity=hashlib.sha256(canonical_json(mine).encode()).hexdigest(),
     )  # fmt: skip
     metrics = trainer.run()
     with atomic(out / "metrics.parquet") as part:
@@ -83,6 +86,7 @@ def train(
         draft.tokens = {"seen": trainer.state.tokens_seen, "train": sum(row.labels for row in splits["train"])}
         draft.facts = {
             "steps": trainer.total_steps,
+            "compute_dtype": str(compute).removeprefix("torch."),
             "parameters": sum(p.numel() for p in drafter.parameters()),
             "fitted_variance": round(fitted, 4),
             "simulated_acceptance_length": round(trainer.state.best, 4),

@@ -48,8 +48,9 @@ def toy_row(seed: int, length: int = 12) -> Row:
 
 
 def trainer(
-    options: Drafter = OPTIONS, checkpoints: Path | None = None, identity: str = "one", rows: int = 24
-) -> Trainer:
+    options: Drafter = OPTIONS, checkpoints: Path | None = None, identity: str = "one", rows: int = 24,
+    compute: torch.dtype = torch.float32,
+) -> Trainer:  # fmt: skip
     torch.set_num_threads(1)
     table = torch.randn(V, H, generator=torch.Generator().manual_seed(99))
     config = Eagle3Config(
@@ -57,12 +58,12 @@ def trainer(
         rms_norm_eps=1e-5, rope_theta=10_000.0, max_position_embeddings=64, vocab_size=V, draft_vocab_size=DV,
         layers=(2, 3, 4), ttt_steps=options.ttt_steps, target_sha="x",
     )  # fmt: skip
-    drafter = Eagle3(config)
+    drafter = Eagle3(config).compute_in(compute)
     start_at_random(drafter, torch.Generator().manual_seed(options.seed))
     drafter.t2d[:DV] = True
     ids = drafter.target_ids()
     return Trainer(
-        drafter, table, Teacher(table[ids], ids, V), [toy_row(i) for i in range(rows)],
+        drafter, table, Teacher(table[ids].to(compute), ids, V), [toy_row(i) for i in range(rows)],
         [toy_row(i) for i in range(50, 56)], options, checkpoints, identity,
     )  # fmt: skip
 
@@ -122,6 +123,19 @@ def test_a_killed_training_resumes_exactly(undisturbed: Trainer, tmp_path: Path,
     assert_same(resumed, undisturbed)
 
 
+def test_a_killed_training_in_bfloat16_resumes_exactly(tmp_path: Path) -> None:
+    whole = trainer(compute=torch.bfloat16)
+    whole.run()
+    dying = trainer(checkpoints=tmp_path, compute=torch.bfloat16)
+    kill_before_step(dying, 7)
+    with pytest.raises(Killed):
+        dying.run()
+    resumed = trainer(checkpoints=tmp_path, compute=torch.bfloat16)
+    resumed.run()
+    assert_same(resumed, whole)
+    assert {p.dtype for p in resumed.drafter.parameters()} == {torch.float32}
+
+
 def test_a_checkpoint_is_one_pair_of_files(tmp_path: Path) -> None:
     dying = trainer(checkpoints=tmp_path)
     kill_before_step(dying, 10)
@@ -153,9 +167,10 @@ def rows_of(metrics: Sequence[dict[str, Any]], split: str) -> list[dict[str, Any
     return [row for row in metrics if row["split"] == split]
 
 
-def test_the_toy_language_is_learnt() -> None:
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+def test_the_toy_language_is_learnt(compute: torch.dtype) -> None:
     options = OPTIONS.model_copy(update={"epochs": 14.0, "evaluate_every": 20})
-    learner = trainer(options, rows=32)
+    learner = trainer(options, rows=32, compute=compute)
     metrics = learner.run()
     validation = rows_of(metrics, "validation")
     assert validation[-1]["loss"] < 0.5 * validation[0]["loss"]

@@ -127,6 +127,27 @@ def test_equals_the_oracle_with_gradients(kv_heads: int) -> None:
         assert torch.allclose(found[name], parameter.grad, rtol=2e-3, atol=1e-5), name
 
 
+def test_bfloat16_products_stay_close_to_float32() -> None:
+    """Parameters, gradients and the loss stay float32; only the products are rounded."""
+    rows = [make_row(11, 4, 9, 1), make_row(14, 3, 12, 2, prompt_weight=0.5)]
+    g = torch.Generator().manual_seed(9)
+    embed, head = torch.randn(V, H, generator=g), torch.randn(V, H, generator=g)
+    cos, sin = rotary(64, D, 10_000.0)
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        drafter = make_drafter().compute_in(dtype)
+        ids = drafter.target_ids()
+        loss, _ = ttt_loss(drafter, collate(rows), embed, Teacher(head[ids].to(dtype), ids, V), cos, sin, 3, 0.8)
+        loss.backward()
+        found[dtype] = loss.item(), {name: p.grad for name, p in drafter.named_parameters()}
+    (exact, gradients), (rounded, others) = found[torch.float32], found[torch.bfloat16]
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, rel=0.02)
+    for name, gradient in gradients.items():
+        assert others[name].dtype == torch.float32
+        assert F.cosine_similarity(gradient.flatten(), others[name].flatten(), dim=0) > 0.97, name
+
+
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 7), st.integers(0, 3)), min_size=1, max_size=5))
 @settings(max_examples=30, deadline=None)
 def test_padding_and_company_do_not_matter(shapes: list[tuple[int, int, int]]) -> None:

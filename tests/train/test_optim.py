@@ -58,6 +58,13 @@ def test_orthogonalised_moves_singular_values_and_keeps_the_vectors(shape: tuple
     assert torch.allclose(found.double(), expected, atol=1e-4)
 
 
+def test_orthogonalised_in_bfloat16_is_near_and_comes_back_as_float32() -> None:
+    update = torch.randn(3, 48, 96, generator=torch.Generator().manual_seed(1))
+    exact, rounded = orthogonalised(update), orthogonalised(update, torch.bfloat16)
+    assert rounded.dtype == torch.float32
+    assert 0 < (rounded - exact).norm() / exact.norm() < 0.06
+
+
 def test_who_is_trained_by_what() -> None:
     optimizer = DrafterOptimizer(Toy(), Drafter(), 10, HEAD_DIM)
     assert set(optimizer.matrices) == {"fc.weight", "tall.weight"}
