@@ -11,6 +11,11 @@ import numpy as np
 # have a mean of half of it.
 PRIOR_SHARE = 0.63
 
+# Rows are needed until the budget is filled even if those in flight bring so many standard deviations less than
+# expected, but never for more than so large a share of the budget: a guess that proves too high is paid for in slots
+# that stand empty, and then in answers awaited one after the other.
+CAUTION, SPARE = 2.0, 0.01
+
 
 @dataclass(slots=True)
 class _Flight:
@@ -25,7 +30,7 @@ class Budget:
     """Decides which rows must be answered, and where the shard ends.
 
     Rows are taken in order. The next one is needed exactly when the rows before it are thought to hold fewer tokens
-    than the budget; a row in flight counts with its expected length. Once nothing is in flight nothing is guessed, so
+    than the budget, or may well do so; a row in flight counts with its expected length. Once nothing is in flight nothing is guessed, so
     admission can pause but never stall. The guess moves work in time and never changes what the shard holds.
 
     The guess: answers end at a constant rate per token, which is the number of stops over all tokens seen, those of
@@ -55,7 +60,10 @@ class Budget:
     def needs_next(self) -> bool:
         if self.answered + self._awaited * self.max_tokens < self.tokens:  # whatever the rows in flight hold
             return True
-        return self.answered + self._expected() < self.tokens
+        expected = self._expected()
+        # what a row will yet bring is spread about as widely as it is large
+        spread = expected / max(len(self._started), 1) ** 0.5
+        return self.answered + expected - min(CAUTION * spread, SPARE * self.tokens) < self.tokens
 
     def start(self, position: int, answers: Sequence[int] = (), left: int = 0) -> None:
         """Row ``position``, the next one, is in flight.
