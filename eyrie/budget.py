@@ -29,9 +29,9 @@ class _Flight:
 class Budget:
     """Decides which rows must be answered, and where the shard ends.
 
-    Rows are taken in order. The next one is needed exactly when the rows before it are thought to hold fewer tokens
-    than the budget, or may well do so; a row in flight counts with its expected length. Once nothing is in flight nothing is guessed, so
-    admission can pause but never stall. The guess moves work in time and never changes what the shard holds.
+    Rows are taken in order. The next one is needed exactly when the rows before it may well hold fewer tokens than the
+    budget; a row in flight counts with its expected length. Once nothing is in flight nothing is guessed, so admission
+    can pause but never stall. The guess moves work in time and never changes what the shard holds.
 
     The guess: answers end at a constant rate per token, which is the number of stops over all tokens seen, those of
     rows in flight included. Leaving these out would favour short answers, which finish first (simulated with 64 rows

@@ -109,7 +109,7 @@ class SoftCrossEntropy(torch.autograd.Function):
     def forward(ctx, h_NH, w_DvH, teacher_LDv, label_N, weight_N, compute):  # type: ignore[no-untyped-def]
         with_grad = ctx.needs_input_grad[0]
         dh_NH = torch.empty_like(h_NH)
-        dw_DvH = torch.zeros_like(w_DvH)
+        dw_DvH = torch.zeros_like(w_DvH) if with_grad else w_DvH.new_empty(0)
         best_N = torch.empty(len(h_NH), dtype=torch.int64)
         total = h_NH.new_zeros((), dtype=torch.float64)
         given_NH, head_DvH = h_NH.to(compute), w_DvH.to(compute)

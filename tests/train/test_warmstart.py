@@ -7,7 +7,7 @@ import torch
 
 from eyrie.drafters.eagle3 import Eagle3, Eagle3Config
 from eyrie.train.data import Row
-from eyrie.train.warmstart import fit_features
+from eyrie.train.warmstart import fit_features, spread_rows
 
 H = 4
 
@@ -83,3 +83,20 @@ def test_a_state_that_is_always_zero_is_no_obstacle() -> None:
     fresh = drafter()
     fit_features(fresh, rows)
     assert torch.isfinite(fresh.fc.weight).all()
+
+
+@pytest.mark.parametrize("columns", [1, 110, 220, 439, 440, 441, 9999])
+def test_rows_are_spread_over_all_and_hold_enough(columns: int) -> None:
+    rows = linear_rows(40)[0]
+    chosen = spread_rows(rows, columns)
+    held = sum(len(one.ids_T) - 1 for one in chosen)
+    assert held >= min(columns, 440)
+    assert held < 2 * columns + 11 or len(chosen) == 1
+    assert chosen[0] is rows[0]
+
+
+def test_a_part_of_many_rows_is_enough() -> None:
+    rows, rule_HA = linear_rows(3000)
+    fresh = drafter()
+    assert fit_features(fresh, rows) > 0.99999
+    assert torch.allclose(fresh.fc.weight, rule_HA, atol=0.01)
