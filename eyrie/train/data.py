@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eyrie.train.loss import Batch
+from eyrie.train.loss import Batch, whole_tiles
 from eyrie.train.plan import cut_batches
 
 
@@ -83,7 +83,7 @@ class Queries:
 
 def collate(rows: Sequence[Row]) -> Batch:
     """Right-pad ``rows`` into one batch; see :class:`eyrie.train.loss.Batch`."""
-    T = max(len(row.ids_T) for row in rows)
+    T = whole_tiles(max(len(row.ids_T) for row in rows))
     ids_BT = torch.zeros(len(rows), T, dtype=torch.int64)
     aux_BTA = torch.zeros(len(rows), T, rows[0].aux_TA.shape[1])
     parts: list[tuple[Tensor, ...]] = []

@@ -20,7 +20,7 @@ from eyrie.formats.publish import atomic, write_json
 from eyrie.llama.weights import rotary
 from eyrie.progress import Progress
 from eyrie.train.data import Row, collate, plan_epoch
-from eyrie.train.loss import StepSums, Teacher, ttt_loss
+from eyrie.train.loss import StepSums, Teacher, ttt_loss, whole_tiles
 from eyrie.train.optim import DrafterOptimizer
 
 
@@ -61,7 +61,7 @@ class Trainer:
         self.optimizer = DrafterOptimizer(
             self.drafter, self.options, self.total_steps, config.head_dim, self.drafter.compute
         )
-        tables = rotary(longest + self.options.ttt_steps, config.head_dim, config.rope_theta)
+        tables = rotary(whole_tiles(longest) + self.options.ttt_steps, config.head_dim, config.rope_theta)
         self.cos_TD, self.sin_TD = (table.to(self.embed_VH.device) for table in tables)
         self.best_weights = self._weights()
         self.state = State()

@@ -28,6 +28,15 @@ from eyrie.llama.weights import rotate_halves
 CHUNK = 512
 """Rows of logits that exist at a time; keeps them in cache."""
 
+TILE = 16
+"""Columns and query columns are filled up to a multiple of this. The CPU's bfloat16 products are compiled for each
+shape, which costs a tenth of a step when every batch brings shapes of its own."""
+
+
+def whole_tiles(count: int) -> int:
+    """``count`` rounded up to a multiple of :data:`TILE`."""
+    return count + -count % TILE
+
 
 @dataclass
 class Batch:
@@ -68,6 +77,31 @@ class StepSums:
     def add(self, other: StepSums) -> None:
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass
+class Queries:
+    """The query columns of one step, in row-major order; the fields are those of :class:`Batch`."""
+
+    row_Q: Tensor
+    column_Q: Tensor
+    left_Q: Tensor
+    first_Q: Tensor
+    weight_Q: Tensor
+    answered_Q: Tensor
+
+    def chosen(self, index_C: Tensor) -> Queries:
+        """Those at ``index_C``; one that follows itself only fills a tile, so it bears no loss and goes no further."""
+        some = Queries(*(tensor[index_C] for tensor in vars(self).values()))
+        real_C = F.pad(index_C.diff() > 0, (1, 0), value=True)
+        some.left_Q, some.weight_Q = some.left_Q * real_C, some.weight_Q * real_C
+        some.answered_Q = some.answered_Q & real_C
+        return some
+
+
+def in_tiles(index_C: Tensor) -> Tensor:
+    """``index_C`` with its last entry repeated up to a multiple of :data:`TILE`."""
+    return torch.cat([index_C, index_C[-1:].expand(whole_tiles(len(index_C)) - len(index_C))])
 
 
 class Teacher:
@@ -163,37 +197,37 @@ def ttt_loss(
     group = c.num_attention_heads // c.num_key_value_heads
     first_keys = _FirstKeys(k0_BGTD.to(drafter.compute), v0_BGTD.to(drafter.compute), batch, group)
 
-    row_Q, column_Q, left_Q = batch.row_Q, batch.column_Q, batch.left_Q
-    first_Q, weight_Q, answered_Q = batch.first_Q, batch.weight_Q, batch.answered_Q
-    feature_QH, wide_Q = feature_BTH[row_Q, column_Q], wide_BT2H[row_Q, column_Q]
-    run_Q = torch.ones(len(row_Q), dtype=torch.bool)
+    asked = Queries(
+        batch.row_Q, batch.column_Q, batch.left_Q, batch.first_Q, batch.weight_Q, batch.answered_Q
+    ).chosen(in_tiles(torch.arange(len(batch.row_Q))))  # fmt: skip
+    at = (asked.row_Q, asked.column_Q)
+    feature_QH, wide_Q = feature_BTH[at], wide_BT2H[at]
+    run_Q = torch.ones(len(asked.row_Q), dtype=torch.bool)
     own: list[tuple[Tensor, Tensor]] = []
     output_QH = feature_QH
     total = feature_QH.new_zeros(())
     sums: list[StepSums] = []
     for k in range(steps):
         if k:
-            stay = left_Q > k
-            index = stay.nonzero()[:, 0]
-            row_Q, column_Q, left_Q, first_Q = row_Q[index], column_Q[index], left_Q[index], first_Q[index]
-            weight_Q, answered_Q, run_Q = weight_Q[index], answered_Q[index], run_Q[index]
-            feature_QH = output_QH[index]
-            own = [(key[index], value[index]) for key, value in own]
+            index = in_tiles((asked.left_Q > k).nonzero()[:, 0])
             if not len(index):
                 break
-            token_Q = batch.ids_BT[row_Q, column_Q + 1 + k]
+            asked, run_Q = asked.chosen(index), run_Q[index]
+            feature_QH = output_QH[index]
+            own = [(key[index], value[index]) for key, value in own]
+            token_Q = batch.ids_BT[asked.row_Q, asked.column_Q + 1 + k]
             wide_Q = drafter.attention_input(F.embedding(token_Q, embed_VH), feature_QH)
-            cos_Q, sin_Q = cos_TD[column_Q + k][:, None], sin_TD[column_Q + k][:, None]
+            cos_Q, sin_Q = cos_TD[asked.column_Q + k][:, None], sin_TD[asked.column_Q + k][:, None]
             key = rotate_halves(attention.k_proj(wide_Q).view(len(index), -1, c.head_dim), cos_Q, sin_Q)
             own.append((key, attention.v_proj(wide_Q).view(len(index), -1, c.head_dim)))
-        cos_Q, sin_Q = cos_TD[column_Q + k][:, None], sin_TD[column_Q + k][:, None]
-        query_QND = rotate_halves(attention.q_proj(wide_Q).view(len(row_Q), -1, c.head_dim), cos_Q, sin_Q)
-        mixed_QA = first_keys.attend(query_QND, row_Q, column_Q, own)
+        cos_Q, sin_Q = cos_TD[asked.column_Q + k][:, None], sin_TD[asked.column_Q + k][:, None]
+        query_QND = rotate_halves(attention.q_proj(wide_Q).view(len(cos_Q), -1, c.head_dim), cos_Q, sin_Q)
+        mixed_QA = first_keys.attend(query_QND, asked.row_Q, asked.column_Q, own)
         output_QH = drafter.finish(feature_QH, mixed_QA)
 
-        label_Q = first_Q + k
+        label_Q = asked.first_Q + k
         draft_Q = valid_L[label_Q]
-        mass_Q = weight_Q * (draft_Q >= 0)
+        mass_Q = asked.weight_Q * (draft_Q >= 0)
         loss, best_Q = SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
             drafter.norm(output_QH), drafter.lm_head.weight, probabilities_LDv, label_Q, mass_Q, drafter.compute
         )
@@ -201,7 +235,7 @@ def ttt_loss(
         total = total + decay**k * loss / weight.clamp(min=1e-6)
         right_Q = best_Q == draft_Q
         run_Q = run_Q & right_Q
-        sums.append(StepSums(float(loss.detach()), float(weight), *_counts(right_Q, run_Q, answered_Q)))
+        sums.append(StepSums(float(loss.detach()), float(weight), *_counts(right_Q, run_Q, asked.answered_Q)))
     return total, sums
 
 
@@ -223,7 +257,7 @@ class _FirstKeys:
         """Attention output ``[Q, heads * hd]``; ``own`` holds each later step's keys and values of the same columns."""
         Q, N, D = query_QND.shape
         counts_B = torch.bincount(row_Q, minlength=self.rows)
-        width = int(counts_B.max())
+        width = whole_tiles(int(counts_B.max()))
         starts_B = counts_B.cumsum(0) - counts_B
         place_Q = torch.arange(Q) - starts_B[row_Q]
         query_BNPD = query_QND.new_zeros(self.rows, width, N, D).index_put((row_Q, place_Q), query_QND).transpose(1, 2)

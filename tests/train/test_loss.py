@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from eyrie.drafters.eagle3 import Eagle3, Eagle3Config, start_at_random
 from eyrie.llama.weights import rotary
 from eyrie.train.data import Row, collate
-from eyrie.train.loss import Teacher, ttt_loss
+from eyrie.train.loss import TILE, Queries, Teacher, in_tiles, ttt_loss
 
 H, V, DV, HEADS, D = 16, 40, 24, 4, 8
 
@@ -146,6 +146,24 @@ def test_bfloat16_products_stay_close_to_float32() -> None:
     for name, gradient in gradients.items():
         assert others[name].dtype == torch.float32
         assert F.cosine_similarity(gradient.flatten(), others[name].flatten(), dim=0) > 0.97, name
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=40, unique=True).map(sorted))
+def test_tiles_are_filled_with_columns_that_count_for_nothing(chosen: list[int]) -> None:
+    everyone = Queries(*(torch.arange(100) + n for n in range(4)), torch.rand(100) + 0.1, torch.ones(100) > 0)
+    index = in_tiles(torch.tensor(chosen))
+    some = everyone.chosen(index)
+    count = len(chosen)
+    assert len(index) % TILE == 0
+    assert len(index) - count < TILE
+    assert some.row_Q.tolist() == [*chosen, *[chosen[-1]] * (len(index) - count)]
+    assert torch.equal(some.left_Q[:count], torch.tensor(chosen) + 2)
+    assert torch.equal(some.weight_Q[:count], everyone.weight_Q[chosen])
+    assert some.answered_Q[:count].all()
+    assert not some.left_Q[count:].any()
+    assert not some.weight_Q[count:].any()
+    assert not some.answered_Q[count:].any()
+    assert len(in_tiles(torch.tensor([], dtype=torch.int64))) == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 7), st.integers(0, 3)), min_size=1, max_size=5))
