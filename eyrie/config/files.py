@@ -19,7 +19,7 @@ def read_options(path: Path) -> dict[str, Any]:
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         root = loader.get_single_node()
-        _refuse_twins(root, set())
+        _refuse_twins(root, path, set())
         loaded = loader.construct_document(root) if root else None
     except FileNotFoundError as error:
         raise EyrieError(f"{path}: no such file; give the config of a run, such as config.yaml") from error
@@ -33,7 +33,7 @@ def read_options(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def _refuse_twins(node: yaml.Node | None, visited: set[int]) -> None:
+def _refuse_twins(node: yaml.Node | None, path: Path, visited: set[int]) -> None:
     """YAML lets the last of two equal keys win in silence: a dataset copied and not renamed would replace the first."""
     if not isinstance(node, yaml.CollectionNode) or id(node) in visited:
         return
@@ -43,6 +43,9 @@ def _refuse_twins(node: yaml.Node | None, visited: set[int]) -> None:
         key, value = item if isinstance(node, yaml.MappingNode) else (None, item)
         if isinstance(key, yaml.ScalarNode):
             if key.value in keys:
-                raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands here a second time", problem_mark=key.start_mark)
+                line = key.start_mark.line + 1
+                raise EyrieError(
+                    f"{path}:{line}: {key.value!r} stands here a second time; rename or remove one of them"
+                )
             keys.add(key.value)
-        _refuse_twins(value, visited)
+        _refuse_twins(value, path, visited)
