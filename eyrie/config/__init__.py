@@ -7,6 +7,7 @@ computes, and so never enter a recipe (:mod:`eyrie.recipes`): changing one rebui
 ``sources``    the target and the datasets
 ``engines``    who answers
 ``stages``     everything below the answers
+``checks``     names of the checks that ``doctor.allow`` may overrule
 ``files``      YAML in which no key stands twice
 ``whole``      all of it, and how a file becomes it
 """

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from eyrie.config.checks import CheckName
 from eyrie.config.section import Fraction, Section, machine, named
-from eyrie.doctor.names import CheckName
 
 
 class Tokenize(Section):
