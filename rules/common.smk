@@ -20,14 +20,20 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))
 
-from eyrie.config import parse_config
+from eyrie.config import parse_config, read_options
 from eyrie.errors import EyrieError
 from eyrie.formats.publish import write_text
 from eyrie.orphan import WORKFLOW
 from eyrie.recipes import canonical_json, machine_options, recipe
 
 try:
-    CONFIG = parse_config(config)
+    CONFIG = parse_config(config, " with ".join(map(str, workflow.configfiles)) or "config")
+    if workflow.is_main_process:  # once, not in every job
+        for path in workflow.configfiles:
+            read_options(Path(path))  # Snakemake's own reader lets a key stand twice
+        from eyrie.datasets import check_sources
+
+        check_sources(CONFIG)
 except EyrieError as error:
     raise WorkflowError(str(error)) from None
 

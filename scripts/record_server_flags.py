@@ -33,10 +33,21 @@ print("RECORD" + json.dumps({"version": importlib.metadata.version("sglang"), "f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", type=Path, default=Path(".venv-serve/bin/python"), help="SGLang's interpreter")
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parents[1] / "eyrie" / "servers" / "flags")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(__file__).resolve().parents[1] / "eyrie" / "servers" / "flags",
+        help="folder of the record",
+    )
     args = parser.parse_args()
 
-    done = subprocess.run([args.python, "-c", _ASK], capture_output=True, text=True)
+    try:
+        done = subprocess.run([args.python, "-c", _ASK], capture_output=True, text=True)
+    except OSError as error:
+        raise EyrieError(
+            f"{args.python}: cannot be run ({error.strerror}); run `make serve-cpu`, or give SGLang's interpreter with "
+            "--python"
+        ) from error
     record = next((line[6:] for line in done.stdout.splitlines() if line.startswith("RECORD")), None)
     if done.returncode or record is None:
         raise EyrieError(f"{args.python}: cannot list SGLang's arguments ({done.stderr.strip().splitlines()[-1:]})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyrie.config import Config, Dataset, deep_merge, load_config, parse_config
+from eyrie.config import Config, Dataset, load_config, parse_config
 from eyrie.config.reference import is_machine, markdown_reference, options, schema_text
 from eyrie.errors import EyrieError
+from tests.deep_merge import deep_merge
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -78,7 +78,7 @@ def test_a_typo_names_the_path_and_the_nearest_key(changes: dict[str, Any], mess
         ({"sampling": {"temperature": -1}}, "sampling.temperature: input should be greater than or equal to 0"),
         ({"hidden": {"storage_dtype": "fp4"}}, "hidden.storage_dtype: input should be 'bfloat16' or 'float32'"),
         ({"hidden": {"layers": [2, 15]}}, "hidden.layers"),
-        ({"engine": {"batch_size": "many"}}, "engine.batch_size: input should be a valid integer"),
+        ({"engine": {"batch_size": "many"}}, "engine.batch_size: must be a whole number"),
     ],
 )
 def test_ranges_and_types(changes: dict[str, Any], message: str) -> None:
@@ -127,6 +127,42 @@ def test_what_is_required_is_named() -> None:
         parse_config(raw)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run": "a b"}, "config: run: 'a b' is no folder name"),
+        ({"run": "../b"}, "config: run: '../b' is no folder name"),
+        ({"bench": {"suites": {"My suite": {}}}}, "config: bench.suites: 'My suite' is no name"),
+        ({"datasets": {"code": {"token_budget": "1e6"}}}, "token_budget: must be a whole number, written out (1000000"),
+        ({"hidden": {"layers": [1]}}, "config: hidden.layers: too few values; docs/config.md says how many"),
+        ({"engine": "fast"}, "config: engine: must be a mapping of options, got 'fast'"),
+        ({"sampling": {"max_tokens": 4096}}, "config: datasets.code.sampling.max_tokens (4096) leaves no room"),
+    ],
+)
+def test_plausible_slips_are_said_in_the_words_of_the_config(changes: dict[str, Any], message: str) -> None:
+    said = refusal(**changes)
+    assert message in said
+    assert "top level" not in said
+
+
+@pytest.mark.parametrize("empty", ["engine", "datasets", "drafters"])
+def test_a_section_that_holds_nothing(empty: str) -> None:
+    with pytest.raises(EyrieError, match=rf"^config: {empty}: holds nothing; give it options, or {{}} for the"):
+        parse_config({**minimal(), empty: None})
+
+
+def test_a_fault_that_all_datasets_inherit_is_said_once() -> None:
+    raw = minimal()
+    raw["datasets"]["more"] = raw["datasets"]["code"]
+    with pytest.raises(EyrieError) as caught:
+        parse_config({**raw, "sampling": {"temperature": "hot"}, "engine": {"gates": {"refused": 2}}})
+    assert str(caught.value).count("sampling.temperature") == 1
+    assert str(caught.value).count("gates.refused") == 1
+    raw["datasets"]["more"] = {**raw["datasets"]["code"], "sampling": {"temperature": 9}}
+    with pytest.raises(EyrieError, match=r"datasets\.more\.sampling\.temperature"):
+        parse_config(raw)
+
+
 def test_no_dataset_at_all() -> None:
     raw = minimal()
     raw["datasets"] = {}
@@ -162,23 +198,38 @@ def test_a_dataset_inherits_the_sampling_of_the_run_and_overrides_single_values(
     assert (sampling.temperature, sampling.max_tokens) == (0.5, 50)
 
 
-def test_later_files_win_key_by_key_and_null_removes(tmp_path: Path) -> None:
-    base, over = tmp_path / "base.yaml", tmp_path / "over.yaml"
-    base.write_text(json.dumps(minimal()))
-    over.write_text("datasets:\n  code:\n    token_budget: 7\n  more: {adapter: jsonl, token_budget: 3}\n")
-    config = load_config(base, over, {"datasets": {"more": None}})
-    assert config.datasets["code"].token_budget == 7
-    assert config.datasets["code"].tokens_per_shard == 400
-    assert list(config.datasets) == ["code"]
-
-
 @pytest.mark.parametrize("text", ["[1, 2", "- a\n- b\n"])
 def test_a_file_that_is_no_config(tmp_path: Path, text: str) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text(text)
-    with pytest.raises(EyrieError, match=r"broken\.yaml: ") as caught:
+    with pytest.raises(EyrieError, match=r"broken\.yaml:(1:)? ") as caught:
         load_config(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_named_with_its_line_when_it_is_no_yaml_or_says_a_key_twice(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    with pytest.raises(EyrieError, match=r"run\.yaml: no such file; give the config of a run"):
+        load_config(path)
+    path.write_text("run: r\ntarget: [\n")
+    with pytest.raises(EyrieError, match=r"run\.yaml:3: "):
+        load_config(path)
+    section = "  code: {adapter: jsonl, token_budget: 5}\n"
+    path.write_text("run: r\ntarget: {model: m}\ndatasets:\n" + section + section)
+    with pytest.raises(EyrieError, match=r"run\.yaml:5: 'code' stands here a second time"):
+        load_config(path)
+    path.write_text("run: r\ntarget: {model: m, modle: n}\ndatasets:\n" + section)
+    with pytest.raises(EyrieError, match=r"run\.yaml: target\.modle: no such option"):
+        load_config(path)
+
+
+def test_yaml_aliases_are_no_second_time(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "run: r\ntarget: {model: m}\ndatasets:\n  a: &a {adapter: jsonl, token_budget: 5}\n"
+        "  b: &b {<<: *a, token_budget: 6}\n  c: {<<: *b, token_budget: 7}\n  d: *b\n"
+    )
+    assert [dataset.token_budget for dataset in load_config(path).datasets.values()] == [5, 6, 7, 6]
 
 
 @given(budget=st.integers(1, 10_000), shard=st.integers(1, 3_000), raised=st.integers(0, 5_000))

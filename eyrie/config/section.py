@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -16,6 +17,16 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 def machine(default: Any, description: str, **checks: Any) -> Any:
     """A field that says where or how work runs; it is left out of every recipe."""
     return Field(default, description=description, json_schema_extra={"machine": True}, **checks)
+
+
+def named(value: dict[str, Any]) -> dict[str, Any]:
+    """A mapping of names to sections, each name fit for a file name. Raises :class:`ValueError`."""
+    if not value:
+        raise ValueError("name at least one")
+    for name in value:
+        if not NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name: use lower-case letters, digits, '-', '_' and '.'")
+    return value
 
 
 class Section(BaseModel):

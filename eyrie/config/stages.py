@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from eyrie.config.section import Fraction, Section, machine
-from eyrie.doctor.names import CheckName
+from eyrie.config.checks import CheckName
+from eyrie.config.section import Fraction, Section, machine, named
 
 
 class Tokenize(Section):
@@ -112,7 +112,14 @@ class Suite(Section):
 
 
 class Bench(Section):
+    """How exported drafters are measured."""
+
     suites: dict[str, Suite] = Field({"held-out": Suite()}, description="benchmark suites by name")
+
+    @field_validator("suites")
+    @classmethod
+    def _names(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return named(value)
 
 
 class Doctor(Section):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from eyrie.config.engines import Engine, Server
-from eyrie.config.section import NAME, Section, section_of
+from eyrie.config.files import read_options
+from eyrie.config.section import RUN, Section, named, section_of
 from eyrie.config.sources import Dataset, Sampling, Target
 from eyrie.config.stages import Bench, Doctor, Drafter, Hidden, Merge, Tokenize
 from eyrie.errors import EyrieError
@@ -32,15 +33,17 @@ class Config(Section):
     bench: Bench = Bench()
     doctor: Doctor = Doctor()
 
+    @field_validator("run")
+    @classmethod
+    def _run_is_a_folder(cls, value: str) -> str:
+        if not RUN.fullmatch(value):
+            raise ValueError(f"{value!r} is no folder name: use letters, digits, '-', '_' and '.'")
+        return value
+
     @field_validator("datasets", "drafters")
     @classmethod
     def _names(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if not value:
-            raise ValueError("name at least one")
-        for name in value:
-            if not NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name: use lower-case letters, digits, '-', '_' and '.'")
-        return value
+        return named(value)
 
     @model_validator(mode="before")
     @classmethod
@@ -90,63 +93,66 @@ class Config(Section):
         return self
 
 
-def load_config(*sources: Path | dict[str, Any]) -> Config:
-    """Merge the sources (later ones win, mappings merge key by key) and check the result.
+def load_config(path: Path) -> Config:
+    """Read and check a config file.
+
+    Raises:
+        EyrieError: no such file, no YAML, a key that stands twice, or the faults of :func:`parse_config`.
+    """
+    return parse_config(read_options(path), str(path))
+
+
+def parse_config(raw: dict[str, Any], source: str = "config") -> Config:
+    """Check a mapping of options (Snakemake's ``config``).
+
+    Args:
+        source: what a fault is reported under: the file that the options come from.
 
     Raises:
         EyrieError: naming the dotted path of each fault, and the nearest right key for a typo.
     """
-    merged: dict[str, Any] = {}
-    for source in sources:
-        if isinstance(source, Path):
-            try:
-                loaded = yaml.safe_load(source.read_text())
-            except (OSError, yaml.YAMLError) as error:
-                raise EyrieError(f"{source}: cannot be read as YAML ({' '.join(str(error).split())})") from error
-            if not isinstance(loaded, dict):
-                raise EyrieError(f"{source}: must hold a mapping of options, as config.yaml does")
-            source = loaded
-        merged = deep_merge(merged, source)
-    return parse_config(merged)
-
-
-def parse_config(raw: dict[str, Any]) -> Config:
-    """Validate an already merged mapping (Snakemake's ``config``). Raises :class:`EyrieError`."""
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        faults = "; ".join(_explain(fault) for fault in error.errors())
-        raise EyrieError(f"config: {faults}") from error
+        faults = dict.fromkeys(_explain(fault) for fault in _of_their_own(error.errors()))
+        raise EyrieError(f"{source}: {'; '.join(faults)}") from error
 
 
-def deep_merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Merge ``over`` into ``base``: mappings key by key, everything else replaced; a null removes the key."""
-    merged = dict(base)
-    for key, value in over.items():
-        if value is None:
-            merged.pop(key, None)
-        elif isinstance(value, dict) and isinstance(merged.get(key), dict):
-            merged[key] = deep_merge(merged[key], value)
-        else:
-            merged[key] = value
-    return merged
+def _of_their_own(faults: Sequence[Any]) -> list[Any]:
+    """The faults without those that a dataset has of the run's ``sampling`` or ``engine.gates``: one mend for all."""
+    shared = {fault["loc"][-2:] for fault in faults if fault["loc"][:1] != ("datasets",)}
+    return [
+        fault
+        for fault in faults
+        if not (fault["loc"][:1] == ("datasets",) and fault["loc"][2:3] in (("sampling",), ("gates",)))
+        or fault["loc"][-2:] not in shared
+    ]
 
 
 def _explain(fault: Any) -> str:
     """One fault of pydantic as ``dotted.path: what is wrong and how to mend it``."""
     path = [str(part) for part in fault["loc"]]
-    dotted = ".".join(path) or "(top level)"
+    dotted = ".".join(path)
     if fault["type"] == "extra_forbidden":
         known = _known_keys(path[:-1])
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys here: {', '.join(sorted(known))}"
         return f"{dotted}: no such option; {hint}"
     if fault["type"] == "missing":
+        if isinstance(fault["loc"][-1], int):
+            return f"{'.'.join(path[:-1])}: too few values; docs/config.md says how many"
         return f"{dotted}: is required; add it to the config"
-    message = fault["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    silent = isinstance(fault["input"], dict) or message.startswith("is required")
-    return f"{dotted}: {message}" + ("" if silent else f", got {fault['input']!r}")
+    if fault["type"] in ("model_type", "dict_type"):
+        if fault["input"] is None:
+            return f"{dotted}: holds nothing; give it options, or {{}} for the defaults"
+        return f"{dotted}: must be a mapping of options, got {fault['input']!r}"
+    if fault["type"] == "value_error":  # said by Eyrie itself, values included
+        said = str(fault["msg"]).removeprefix("Value error, ")
+        return f"{dotted}: {said}" if dotted else said
+    message = fault["msg"][0].lower() + fault["msg"][1:]
+    if fault["type"] == "int_parsing":
+        message = "must be a whole number, written out (1000000 or 1_000_000)"
+    return f"{dotted}: {message}, got {fault['input']!r}"
 
 
 def _known_keys(path: list[str]) -> list[str]:

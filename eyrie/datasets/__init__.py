@@ -10,7 +10,7 @@ from eyrie.datasets import (  # noqa: F401  (importing them registers their adap
     packaged,
     reasoning,
 )
-from eyrie.datasets.ingest import ingest, suite_prompts
+from eyrie.datasets.ingest import check_sources, ingest, suite_prompts
 from eyrie.datasets.registry import ADAPTERS, Source, adapter, find_adapter
 
-__all__ = ["ADAPTERS", "Source", "adapter", "find_adapter", "ingest", "suite_prompts"]
+__all__ = ["ADAPTERS", "Source", "adapter", "check_sources", "find_adapter", "ingest", "suite_prompts"]

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from eyrie.config import Dataset
+from eyrie.config import Config, Dataset
 from eyrie.conversation import Conversation, Reject, normalise, prompt_key
 from eyrie.datasets.keys import KeySet
 from eyrie.datasets.pins import named_hub, refuse_unpinned
-from eyrie.datasets.registry import Option, Raw, find_adapter
+from eyrie.datasets.registry import Hub, Option, Raw, find_adapter
 from eyrie.errors import EyrieError
 from eyrie.formats.jsonl import jsonl_writer
 from eyrie.formats.manifest import RowCounts, sha256_of
@@ -71,6 +71,24 @@ def ingest(recipe: dict[str, Any], dataset_name: str, out: Path) -> None:
         draft.rows = RowCounts(read=kept + dropped.total(), kept=kept, dropped=dict(sorted(dropped.items())))
         source = {"source": dict(sorted(facts.items()))} if facts else {}
         draft.facts = {"kind": dataset.kind, "characters": characters, **source}
+
+
+def check_sources(config: Config) -> None:
+    """Hold every dataset and suite against its adapter, before anything is made. Nothing is read.
+
+    Raises:
+        EyrieError: no such adapter, option or place; named by its path in the config.
+    """
+    suites = config.bench.suites
+    asked = [
+        *((f"datasets.{name}", it.adapter, it.options, it.path, named_hub(it)) for name, it in config.datasets.items()),
+        *((f"bench.suites.{name}", it.dataset, it.options, None, Hub()) for name, it in suites.items() if it.dataset),
+    ]
+    for where, adapter, options, path, hub in asked:
+        try:
+            find_adapter(adapter).check(options, path, hub)
+        except EyrieError as error:
+            raise EyrieError(f"{where}: {error}") from error
 
 
 def _inputs(dataset: Dataset) -> dict[str, str]:

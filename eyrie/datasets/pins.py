@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from eyrie.config import Config, Dataset, load_config
+from eyrie.config import Config, Dataset, load_config, parse_config
 from eyrie.config.section import COMMIT
 from eyrie.datasets.registry import Hub, find_adapter
 from eyrie.errors import EyrieError
@@ -153,7 +153,7 @@ def _write(path: Path, config: Config, pins: dict[str, str]) -> None:
         expected["datasets"][name]["revision"] = commit
     try:
         made = pinned_text(text, pins)
-        agrees = made is not None and load_config(yaml.safe_load(made)).model_dump() == expected
+        agrees = made is not None and parse_config(yaml.safe_load(made)).model_dump() == expected
     except (EyrieError, yaml.YAMLError):
         made, agrees = None, False
     if made is None or not agrees:

@@ -83,7 +83,15 @@ class Adapter:
         hub: Hub = Hub(),
         facts: dict[str, str] | None = None,
     ) -> Iterator[Raw]:
-        """Stream the raw rows.
+        """Stream the raw rows. Raises :class:`EyrieError` as :meth:`check` does."""
+        self.check(options, path, hub)
+        facts = {} if facts is None else facts
+        if self.licence and path is None and hub.repo in {None, self.hub.repo}:
+            facts["licence"] = self.licence
+        return self.read(Source({**self.options, **options}, kind, path, hub.over(self.hub), facts))
+
+    def check(self, options: Mapping[str, Option], path: str | None = None, hub: Hub = Hub()) -> None:
+        """Refuse what the adapter cannot be asked for, without reading anything.
 
         Raises:
             EyrieError: an option that the adapter does not have, or of another type; a place that it does not read.
@@ -100,10 +108,6 @@ class Adapter:
             raise EyrieError(f"adapter {self.name}: reads no `path`; remove it, or use adapter jsonl or columns")
         if hub != Hub() and "repo" not in self.places:
             raise EyrieError(f"adapter {self.name}: reads no hub dataset; remove `repo`, `subset`, `split`, `revision`")
-        facts = {} if facts is None else facts
-        if self.licence and path is None and hub.repo in {None, self.hub.repo}:
-            facts["licence"] = self.licence
-        return self.read(Source({**self.options, **options}, kind, path, hub.over(self.hub), facts))
 
 
 ADAPTERS: dict[str, Adapter] = {}

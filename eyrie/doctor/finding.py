@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eyrie.config import Config, Server
-from eyrie.doctor.names import CheckName
+from eyrie.config.checks import CheckName
 from eyrie.doctor.readings import Gpu, Readings
 
 Verdict = Literal["green", "yellow", "red", "not applicable"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from eyrie.datasets import ADAPTERS, find_adapter
+from eyrie.config import parse_config
+from eyrie.datasets import ADAPTERS, check_sources, find_adapter
 from eyrie.errors import EyrieError
 
 
@@ -42,3 +45,26 @@ def test_impossible_options_are_one_line_errors(name: str, options: dict, messag
     with pytest.raises(EyrieError, match=message) as caught:
         list(find_adapter(name).open(options))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"adapter": "gsm9k"}, "datasets.mine: no dataset adapter 'gsm9k'; did you mean 'gsm8k'?"),
+        (
+            {"adapter": "chitchat", "options": {"prt": "x"}},
+            "datasets.mine: adapter chitchat: no such option 'prt'; did",
+        ),
+        ({"adapter": "chitchat", "path": "x.jsonl"}, "datasets.mine: adapter chitchat: reads no `path`; remove it"),
+    ],
+)
+def test_a_config_is_held_against_its_adapters_before_anything_is_read(section: dict[str, Any], said: str) -> None:
+    least = {"run": "r", "target": {"model": "m"}, "datasets": {"own": {"adapter": "jsonl", "token_budget": 1}}}
+    check_sources(parse_config(least))
+    with pytest.raises(EyrieError) as caught:
+        check_sources(parse_config({**least, "datasets": {"mine": {"token_budget": 1, **section}}}))
+    assert str(caught.value).startswith(said)
+    with pytest.raises(
+        EyrieError, match=r"^bench\.suites\.he: no dataset adapter .humaneval.; did you mean .human-eval"
+    ):
+        check_sources(parse_config({**least, "bench": {"suites": {"he": {"dataset": "humaneval"}}}}))

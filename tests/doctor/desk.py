@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from eyrie.config import Config, deep_merge, parse_config
+from eyrie.config import Config, parse_config
 from eyrie.doctor.checks import CHECKS
 from eyrie.doctor.finding import Finding
 from eyrie.doctor.readings import Readings, load_readings
+from tests.deep_merge import deep_merge
 
 RECORDINGS = Path(__file__).parent / "recordings"
 GIB, MIB = 1 << 30, 1 << 20

@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from eyrie.config import load_config, parse_config
+from eyrie.config.checks import CheckName
 from eyrie.doctor import require_healthy, write_doctor
 from eyrie.doctor.checks import CHECKS
-from eyrie.doctor.names import CheckName
 from eyrie.doctor.readings import Readings
 from eyrie.errors import EyrieError
 from eyrie.generate import generate

@@ -100,7 +100,7 @@ def test_rule_files_open_with_their_contract(path: Path) -> None:
 
 
 def test_parsing_imports_nothing_heavy() -> None:
-    code = "import eyrie.config, eyrie.recipes, eyrie.formats.publish, sys; print(*sys.modules)"
+    code = "import eyrie.config, eyrie.datasets, eyrie.recipes, eyrie.formats.publish, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     heavy = {"torch", "transformers", "polars", "pandas", "numpy", "datasets", "pyarrow"}
     assert not heavy & set(loaded.stdout.split())
@@ -118,9 +118,27 @@ def test_a_config_error_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     result = _snakemake(tmp_path, "-n", "--configfile", "typo.yaml")
     assert result.returncode == 1
     said = result.stdout + result.stderr
-    assert "\nconfig: tokenize.max_lenght: no such option; did you mean 'max_length'?\n" in said
+    assert "typo.yaml: tokenize.max_lenght: no such option; did you mean 'max_length'?\n" in said
     assert "Traceback" not in said
     assert "pydantic" not in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("adapter: human-eval", "adapter: human-evl", "datasets.smoke-code: no dataset adapter 'human-evl'; did you"),
+        ("part: prompts", "prt: prompts", "datasets.smoke-chat: adapter chitchat: no such option 'prt'; did you mean"),
+        ("run: smoke", "run: smoke\nrun: other", "slip.yaml:"),
+    ],
+)
+def test_a_slip_is_found_when_the_run_is_planned(tmp_path: Path, old: str, new: str, said: str) -> None:
+    text = (ROOT / "config" / "smoke.yaml").read_text()
+    assert old in text
+    (tmp_path / "slip.yaml").write_text(text.replace(old, new, 1))
+    result = _snakemake(tmp_path, "-n", "--configfile", "slip.yaml")
+    assert result.returncode == 1
+    assert said in result.stdout + result.stderr
+    assert "Traceback" not in result.stdout + result.stderr
 
 
 def test_a_configfile_replaces_the_default_as_a_whole(tmp_path: Path) -> None:

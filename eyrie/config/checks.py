@@ -1,4 +1,4 @@
-"""The closed list of checks. Imports nothing: the config checks ``doctor.allow`` against it wherever it is parsed."""
+"""The closed list of the doctor's checks, which ``doctor.allow`` is held against (:mod:`eyrie.doctor.checks`)."""
 
 from __future__ import annotations
 
