@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from eyrie.merge.rows import KEPT, REASONS, SPLITS, Rows
 from eyrie.merge.vocabulary import Vocabulary, coverage
-from eyrie.train.plan import cut_batches
+from eyrie.packing import cut_batches
 
 if TYPE_CHECKING:
     import numpy as np

@@ -39,29 +39,58 @@ def whole_tiles(count: int) -> int:
 
 
 @dataclass
-class Batch:
-    """Right-padded rows.
+class Queries:
+    """The query columns of one step, in row-major order.
 
-    Shapes: ``ids_BT`` int64; ``aux_BTA`` float (A = 3H); per query column q of step 0, in row-major order:
-    ``row_Q``, ``column_Q`` int64, ``left_Q`` int64 (labels left in the span: step k uses columns with left > k);
-    ``final_LH``: the target's final states of all labels, and ``first_Q``: index into it of step 0's label, so that
-    step k's label stands at ``first_Q + k``; ``label_L``: target ids of the labels; ``weight_Q``: loss weights;
-    ``answered_Q``: whether the target wrote the label (only such columns count in the metrics).
+    Shapes: ``row_Q``, ``column_Q``, ``left_Q`` int64 (labels left in the span: step k uses columns with left > k);
+    ``first_Q``: place of step 0's label among the batch's labels, so that step k's label stands at ``first_Q + k``;
+    ``weight_Q``: loss weights; ``answered_Q``: whether the target wrote the label (only such columns count in the
+    metrics).
     """
 
-    ids_BT: Tensor
-    aux_BTA: Tensor
     row_Q: Tensor
     column_Q: Tensor
     left_Q: Tensor
     first_Q: Tensor
-    final_LH: Tensor
-    label_L: Tensor
     weight_Q: Tensor
     answered_Q: Tensor
 
+    def __len__(self) -> int:
+        return len(self.row_Q)
+
+    def chosen(self, index_C: Tensor) -> Queries:
+        """Those at ``index_C``; one that follows itself only fills a tile, so it bears no loss and goes no further."""
+        some = Queries(*(tensor[index_C] for tensor in vars(self).values()))
+        real_C = F.pad(index_C.diff() > 0, (1, 0), value=True)
+        some.left_Q, some.weight_Q = some.left_Q * real_C, some.weight_Q * real_C
+        some.answered_Q = some.answered_Q & real_C
+        return some
+
+    def to(self, device: torch.device) -> Queries:
+        return Queries(*(tensor.to(device) for tensor in vars(self).values()))
+
+
+@dataclass
+class Batch:
+    """Right-padded rows, the padding up to a whole tile.
+
+    Shapes: ``ids_BT`` int64; ``aux_BTA`` float (A = 3H); ``final_LH``: the target's final states of all labels;
+    ``label_L``: target ids of the labels; ``asked``: the query columns of step 0.
+    """
+
+    ids_BT: Tensor
+    aux_BTA: Tensor
+    final_LH: Tensor
+    label_L: Tensor
+    asked: Queries
+
     def to(self, device: torch.device) -> Batch:
-        return Batch(**{name: tensor.to(device) for name, tensor in vars(self).items()})
+        return Batch(*(part.to(device) for part in vars(self).values()))
+
+
+def in_tiles(index_C: Tensor) -> Tensor:
+    """``index_C`` with its last entry repeated up to a multiple of :data:`TILE`."""
+    return torch.cat([index_C, index_C[-1:].expand(whole_tiles(len(index_C)) - len(index_C))])
 
 
 @dataclass
@@ -77,31 +106,6 @@ class StepSums:
     def add(self, other: StepSums) -> None:
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
-
-
-@dataclass
-class Queries:
-    """The query columns of one step, in row-major order; the fields are those of :class:`Batch`."""
-
-    row_Q: Tensor
-    column_Q: Tensor
-    left_Q: Tensor
-    first_Q: Tensor
-    weight_Q: Tensor
-    answered_Q: Tensor
-
-    def chosen(self, index_C: Tensor) -> Queries:
-        """Those at ``index_C``; one that follows itself only fills a tile, so it bears no loss and goes no further."""
-        some = Queries(*(tensor[index_C] for tensor in vars(self).values()))
-        real_C = F.pad(index_C.diff() > 0, (1, 0), value=True)
-        some.left_Q, some.weight_Q = some.left_Q * real_C, some.weight_Q * real_C
-        some.answered_Q = some.answered_Q & real_C
-        return some
-
-
-def in_tiles(index_C: Tensor) -> Tensor:
-    """``index_C`` with its last entry repeated up to a multiple of :data:`TILE`."""
-    return torch.cat([index_C, index_C[-1:].expand(whole_tiles(len(index_C)) - len(index_C))])
 
 
 class Teacher:
@@ -182,8 +186,7 @@ def ttt_loss(
     Returns:
         the loss (decayed sum over steps of means over valid labels) and the sums of each step.
     """
-    c = drafter.config
-    attention = drafter.midlayer.self_attn
+    c, attention = drafter.config, drafter.midlayer.self_attn
     T = batch.ids_BT.shape[1]
     probabilities_LDv = teacher.probabilities(batch.final_LH)
     valid_L = teacher.draft_id_V[batch.label_L]
@@ -197,12 +200,10 @@ def ttt_loss(
     group = c.num_attention_heads // c.num_key_value_heads
     first_keys = _FirstKeys(k0_BGTD.to(drafter.compute), v0_BGTD.to(drafter.compute), batch, group)
 
-    asked = Queries(
-        batch.row_Q, batch.column_Q, batch.left_Q, batch.first_Q, batch.weight_Q, batch.answered_Q
-    ).chosen(in_tiles(torch.arange(len(batch.row_Q))))  # fmt: skip
+    asked = batch.asked.chosen(in_tiles(torch.arange(len(batch.asked))))
     at = (asked.row_Q, asked.column_Q)
     feature_QH, wide_Q = feature_BTH[at], wide_BT2H[at]
-    run_Q = torch.ones(len(asked.row_Q), dtype=torch.bool)
+    run_Q = torch.ones(len(asked), dtype=torch.bool)
     own: list[tuple[Tensor, Tensor]] = []
     output_QH = feature_QH
     total = feature_QH.new_zeros(())
@@ -218,10 +219,10 @@ def ttt_loss(
             token_Q = batch.ids_BT[asked.row_Q, asked.column_Q + 1 + k]
             wide_Q = drafter.attention_input(F.embedding(token_Q, embed_VH), feature_QH)
             cos_Q, sin_Q = cos_TD[asked.column_Q + k][:, None], sin_TD[asked.column_Q + k][:, None]
-            key = rotate_halves(attention.k_proj(wide_Q).view(len(index), -1, c.head_dim), cos_Q, sin_Q)
-            own.append((key, attention.v_proj(wide_Q).view(len(index), -1, c.head_dim)))
+            key = rotate_halves(attention.k_proj(wide_Q).view(len(asked), -1, c.head_dim), cos_Q, sin_Q)
+            own.append((key, attention.v_proj(wide_Q).view(len(asked), -1, c.head_dim)))
         cos_Q, sin_Q = cos_TD[asked.column_Q + k][:, None], sin_TD[asked.column_Q + k][:, None]
-        query_QND = rotate_halves(attention.q_proj(wide_Q).view(len(cos_Q), -1, c.head_dim), cos_Q, sin_Q)
+        query_QND = rotate_halves(attention.q_proj(wide_Q).view(len(asked), -1, c.head_dim), cos_Q, sin_Q)
         mixed_QA = first_keys.attend(query_QND, asked.row_Q, asked.column_Q, own)
         output_QH = drafter.finish(feature_QH, mixed_QA)
 

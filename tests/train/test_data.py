@@ -111,15 +111,19 @@ def test_collate_against_a_slow_oracle(given_rows: list[Row]) -> None:
         assert not padding or not batch.aux_BTA[b, -padding:].any()
         state_of_label = states_of_labels(row)
         for column, left, weight, answered in columns_of(row):
-            assert (int(batch.row_Q[q]), int(batch.column_Q[q]), int(batch.left_Q[q])) == (b, column, left)
-            assert float(batch.weight_Q[q]) == weight
-            assert bool(batch.answered_Q[q]) == answered
+            assert (int(batch.asked.row_Q[q]), int(batch.asked.column_Q[q]), int(batch.asked.left_Q[q])) == (
+                b,
+                column,
+                left,
+            )
+            assert float(batch.asked.weight_Q[q]) == weight
+            assert bool(batch.asked.answered_Q[q]) == answered
             for k in range(left):
-                place = int(batch.first_Q[q]) + k
+                place = int(batch.asked.first_Q[q]) + k
                 assert int(batch.label_L[place]) == int(row.ids_T[column + 2 + k])
                 assert torch.equal(batch.final_LH[place], state_of_label[column + 2 + k])
             q += 1
-    assert q == len(batch.row_Q) == sum(len(columns_of(row)) for row in chosen)
+    assert q == len(batch.asked.row_Q) == sum(len(columns_of(row)) for row in chosen)
 
 
 @given(rows())

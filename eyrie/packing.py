@@ -1,4 +1,4 @@
-"""Rows to batches: the part of the plan that needs nothing but lengths."""
+"""Rows to batches, by their lengths alone: training cuts them so, and the merge foretells how full they will be."""
 
 from __future__ import annotations
 
