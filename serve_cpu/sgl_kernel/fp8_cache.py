@@ -1,8 +1,8 @@
 """Lets SGLang keep its key-value cache in fp8 although there are no AMX kernels.
 
-SGLang stores keys and values as float8 in plain torch and leaves reading them to ``sgl_kernel``, whose attention here does so.
-It only refuses where it finds no AMX, because its own kernels need that. This plug-in answers the one question that stands in
-the way; asked anywhere else, SGLang still finds no AMX and runs its layers in plain torch.
+SGLang stores keys and values as float8 in plain torch and leaves reading them to ``sgl_kernel``, whose attention here
+does so. It only refuses where it finds no AMX, because its own kernels need that. This plug-in answers the one question
+that stands in the way; asked anywhere else, SGLang still finds no AMX and runs its layers in plain torch.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def test_extend_attention_equals_a_plain_softmax(kernel: Any, mode: str) -> None
         torch.testing.assert_close(o[3 * b : 3 * b + 3], plain(q[3 * b : 3 * b + 3], keys, values, mask, 0.3))
 
 
-@pytest.mark.parametrize("k_scale, v_scale", [(1.0, 1.0), (0.5, 0.25)])
+@pytest.mark.parametrize(("k_scale", "v_scale"), [(1.0, 1.0), (0.5, 0.25)])
 def test_an_fp8_cache_is_read_as_what_it_stands_for(kernel: Any, k_scale: float, v_scale: float) -> None:
     pool = Pool()
     stored_k, stored_v = (pool.k / k_scale).to(torch.float8_e4m3fn), (pool.v / v_scale).to(torch.float8_e4m3fn)
