@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections import Counter
@@ -15,7 +14,6 @@ import pytest
 
 from eyrie.config import Engine, Server
 from eyrie.engines.cache_gate import follow
-from eyrie.errors import EyrieError
 from eyrie.formats.publish import write_json
 from eyrie.generate import generate
 from eyrie.servers.lease import lease
@@ -48,17 +46,15 @@ class House:
             write_json(desk.target, card.model_copy(update={"stop_ids": self.stop_ids}).model_dump())
         return desk
 
-    def answer(self, desk: Desk, kind: str, **changes: Any) -> None:
-        """``changes`` are options of the server; one with other options has a folder of its own."""
+    def answer(self, desk: Desk, kind: str) -> None:
         made_of: dict[str, Any] = {
             "target": {"dtype": "float32"},
             "engine": {} if kind == "transformers" else {"kind": kind},
-            "server": {name: value for name, value in changes.items() if name == "kv_cache"},
         }
         generate(
             recipe_of(BUDGET, max_tokens=MAX_TOKENS) | made_of, prompts=desk.prompts, target=desk.target,
             model=str(self.model), out=desk.out, journal=desk.journal, options=Engine(kind=kind),
-            server=self.server.model_copy(update=changes), servers=self.folder / "others" if changes else self.servers,
+            server=self.server, servers=self.servers,
         )  # fmt: skip
 
     def files(self) -> Files:
@@ -131,18 +127,3 @@ def test_a_real_server_that_is_killed_in_the_middle_comes_back_and_the_shard_is_
     assert house.state().restarts == 1
     ids = [record["id"] for record in desk.records()]
     assert len(ids) == len(set(ids)), "an answer was bought twice"
-
-
-def test_an_fp8_cache_on_a_real_server_rounds_a_little_and_is_found_out(
-    house: House, long_serving_python: Path
-) -> None:
-    desk = house.desk("fp8")
-    with pytest.raises(EyrieError, match=r"with server\.kv_cache fp8, \d\d\.\d% of \d+ greedy tokens"):
-        house.answer(desk, "sglang", kv_cache="fp8", kv_cache_gate=1.0, idle_s=0.0)
-    assert not desk.out.exists()
-    assert desk.records() == []
-    (record,) = house.folder.glob("others/*/kv_cache.json")
-    found = json.loads(record.read_text())
-    assert found["plain_agreement"] == 1.0
-    assert 0.8 < found["agreement"] < 1.0
-    assert 0.0 < found["logprob_drift"] < 0.1
