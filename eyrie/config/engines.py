@@ -126,7 +126,7 @@ class Server(Section):
         "auto", description="fp8 halves the key-value cache and may change answers; never chosen by itself"
     )
     kv_cache_gate: float = machine(
-        0.95, "share of greedy tokens that an fp8 cache must leave as they are before it answers; 0: not compared",
+        0.92, "share of greedy tokens that an fp8 cache must leave as they are before it answers; 0: not compared",
         ge=0.0, le=1.0,
     )  # fmt: skip
     flags: dict[str, str | int | float | bool] = Field(

@@ -208,6 +208,28 @@ def test_extend_attention_equals_a_plain_softmax(kernel: Any, mode: str) -> None
         torch.testing.assert_close(o[3 * b : 3 * b + 3], plain(q[3 * b : 3 * b + 3], keys, values, mask, 0.3))
 
 
+@pytest.mark.parametrize(("k_scale", "v_scale"), [(1.0, 1.0), (0.5, 0.25)])
+def test_an_fp8_cache_is_read_as_what_it_stands_for(kernel: Any, k_scale: float, v_scale: float) -> None:
+    pool = Pool()
+    stored_k, stored_v = (pool.k / k_scale).to(torch.float8_e4m3fn), (pool.v / v_scale).to(torch.float8_e4m3fn)
+    pool.k, pool.v = stored_k.float() * k_scale, stored_v.float() * v_scale
+    q, o = torch.randn(2, 4, 8), torch.zeros(2, 4, 8)
+    torch.ops.sgl_kernel.decode_attention_cpu(
+        q, stored_k, stored_v, k_scale, v_scale, o, None, None, torch.empty(0), torch.empty(0), pool.table, pool.rows,
+        pool.lengths, 0.3, 0.0, False, 0,
+    )  # fmt: skip
+    extended = torch.zeros(2, 4, 8)
+    torch.ops.sgl_kernel.extend_attention_cpu(
+        q, None, None, extended, stored_k, stored_v, k_scale, v_scale, pool.table, pool.rows, pool.lengths,
+        torch.tensor([1, 1]), torch.tensor([0, 1]), 1, 0.3, 0.0, False, 0,
+    )  # fmt: skip
+    for b in range(2):
+        keys, values = pool.of(b)
+        right = plain(q[b : b + 1], keys, values, torch.ones(1, len(keys), dtype=torch.bool), 0.3)
+        torch.testing.assert_close(o[b : b + 1], right)
+        torch.testing.assert_close(extended[b : b + 1], right)
+
+
 def test_what_it_does_not_have_is_refused_by_name(kernel: Any) -> None:
     pool = Pool()
     with pytest.raises(NotImplementedError, match="attention sinks"):

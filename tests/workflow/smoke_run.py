@@ -24,6 +24,8 @@ from snakemake.settings.types import (
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE: dict[str, Any] = yaml.safe_load((ROOT / "config" / "smoke.yaml").read_text())
+TIMEOUT_S = 3600.0
+"""Of one command: it ends a hang; a busy machine is none."""
 
 
 class Workspace:
@@ -43,7 +45,7 @@ class Workspace:
             text=True,
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-            timeout=900,
+            timeout=TIMEOUT_S,
         )
 
     def dry_run(self, config: dict[str, Any] | None = None, **settings: Any) -> set[str]:
