@@ -3,8 +3,8 @@
 A server of ours answers at a fixed rate, a token every four milliseconds and row, so that answers of 5 to 200 tokens
 take 20 to 800 ms. The whole generate stage runs against it with prompts that need no tokenizer: budget, requests,
 journal. Throughput is held against the ideal: the same answers, in order, through as many slots with no cost in
-between. The last line is one JSON object. `--kills 50` instead kills a workflow that
-answers through a server of its own: its server, its job and Snakemake itself in turn, at random moments.
+between. The last line is one JSON object. `--kills 50` instead kills a workflow that answers through a server of its
+own: its server, its job and Snakemake itself in turn, at random moments.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class KillRun:
 
     # ---- killing ----
     def disturb(self, kills: int, seed: int = 0) -> dict[str, Any]:
-        """Kill server, worker and workflow in turn, at random moments, and give the same command again until it is done.
+        """Kill server, worker and workflow in turn, at random moments, and say the same command until it is done.
 
         Returns ``kills`` by victim; ``starts`` of the workflow; ``lost``, ``doubled``: rows that are missing from the
         shards or stand there more than once; ``bought_twice``: prompts that were asked for although their answers were
