@@ -73,6 +73,10 @@ class KillRun:
         """Every prompt that the server was ever asked, in order."""
         return _json_lines(self.folder / "asked")
 
+    def _count_asked(self) -> int:
+        path = self.folder / "asked"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
     def held(self) -> set[tuple[int, ...]]:
         """Prompts whose answers are in a journal."""
         found: set[tuple[int, ...]] = set()
@@ -115,7 +119,7 @@ class KillRun:
         """
         draw, done, bought_twice, starts = random.Random(seed), Counter[str](), 0, 0
         while True:
-            held, asked, starts, hit = self.held(), len(self.asked()), starts + 1, set[str]()
+            held, asked, starts, hit = self.held(), self._count_asked(), starts + 1, set[str]()
             process = self.start()
             while done.total() < kills and process.poll() is None:
                 victim = VICTIMS[done.total() % len(VICTIMS)]
@@ -147,9 +151,9 @@ class KillRun:
 
     def _kill(self, victim: str, process: subprocess.Popen[bytes], draw: random.Random) -> bool:
         """Wait until answers come, then for a random while, then kill; False when the run ended before."""
-        asked = len(self.asked())
-        while process.poll() is None and not (len(self.asked()) > asked and self.workers()):
-            time.sleep(0.02)
+        asked = self._count_asked()
+        while process.poll() is None and not (self._count_asked() > asked and self.workers()):
+            time.sleep(0.05)
         time.sleep(draw.uniform(0.0, 0.6))
         pids = {"workflow": [process.pid], "worker": self.workers(), "server": self.servers()}[victim]
         if process.poll() is not None or not pids:

@@ -23,20 +23,24 @@ def test_server_worker_and_workflow_are_killed_and_nothing_is_lost_or_left(tmp_p
 
 def test_two_living_workflows_refuse_each_other_and_a_dead_one_refuses_nobody(tmp_path: Path) -> None:
     run = KillRun(tmp_path, kills=1)
-    first = run.start()
+    locks = tmp_path / ".snakemake" / "locks"
+    first = run.start("prompts")
     try:
-        assert wait_for(lambda: bool(run.asked()) or first.poll() is not None, 120.0)
-        assert run.start("responses", "--dry-run").wait() == 0, run.said()
-        assert run.start().wait() == 1
+        assert wait_for(lambda: len(list(locks.glob("*.lock"))) == 2 or first.poll() is not None, 300.0)
+        first.send_signal(signal.SIGSTOP)
+        held = sorted(locks.glob("*.lock"))
+        assert [path.name for path in held] == ["0.input.lock", "0.output.lock"]
+        assert run.start("prompts", "--dry-run").wait() == 0, run.said()
+        assert run.start("prompts").wait() == 1
         assert "LockException" in run.said()
-        assert first.poll() is None, "whoever only looked, or was refused, took no lock away"
-        assert list((tmp_path / ".snakemake/locks").glob("*.lock"))
+        assert sorted(locks.glob("*.lock")) == held, "whoever only looked, or was refused, took no lock away"
     finally:
         first.kill()
         first.wait()
-    assert run.start().wait() == 0, run.said()
+    assert sorted(locks.glob("*.lock")) == held
+    assert run.start("prompts").wait() == 0, run.said()
     assert "removed the locks of a workflow that was killed" in run.said()
-    assert wait_for(lambda: not run.processes(), 20.0)
+    assert not locks.exists()
 
 
 JOB = """
