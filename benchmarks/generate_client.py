@@ -3,7 +3,8 @@
 A server of ours answers at a fixed rate, a token every four milliseconds and row, so that answers of 5 to 200 tokens
 take 20 to 800 ms. The whole generate stage runs against it with prompts that need no tokenizer: budget, requests,
 journal. Throughput is held against the ideal: the same answers, in order, through as many slots with no cost in
-between. The last line is one JSON object. `--kills 50` kills the stage instead, at random moments, under faults.
+between. The last line is one JSON object. `--kills 50` instead kills a workflow that answers through a server of its
+own: its server, its job and Snakemake itself in turn, at random moments.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import hashlib
 import heapq
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -178,11 +180,15 @@ def measure(root: Path, url: str, concurrency: int, rows: int) -> dict[str, Any]
 
 
 def kills(count: int) -> None:
-    """Kill the stage ``count`` times and say what was lost or bought twice."""
-    from tests.test_generate_kill import kill_and_resume
+    """Kill a workflow, its job and its server in turn, ``count`` times, and say what was lost, doubled or left."""
+    from tests.workflow.kill_run import KillRun
 
+    began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        figures = kill_and_resume(Path(folder), count)
+        run = KillRun(Path(folder), count)
+        figures = run.disturb(count)
+    times = resource.getrusage(resource.RUSAGE_CHILDREN)
+    figures |= {"seconds": round(time.perf_counter() - began), "cpu_seconds": round(times.ru_utime + times.ru_stime)}
     Console().print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items()))
     print(json.dumps(figures))
 
@@ -190,7 +196,7 @@ def kills(count: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the rows: 1 is 10,000 at concurrency 256")
-    parser.add_argument("--kills", type=int, default=0, help="kill the stage so many times instead of measuring")
+    parser.add_argument("--kills", type=int, default=0, help="kill a workflow so many times instead of measuring")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -37,6 +37,24 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def share(path: Path, alone: Callable[[int], None]) -> int:
+    """Hold the shared lock on ``path`` (made when missing) and keep it: its descriptor.
+
+    Args:
+        alone: called with the descriptor when nobody else holds it, before anybody else can.
+    """
+    descriptor = _open(path)
+    try:
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def is_held(path: Path) -> bool:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import yaml
@@ -25,6 +26,7 @@ from eyrie.errors import EyrieError
 from eyrie.formats.publish import write_text
 from eyrie.orphan import WORKFLOW
 from eyrie.recipes import canonical_json, machine_options, recipe
+from eyrie.workdir import enter
 
 try:
     CONFIG = parse_config(config, " with ".join(map(str, workflow.configfiles)) or "config")
@@ -36,6 +38,11 @@ try:
         check_sources(CONFIG)
 except EyrieError as error:
     raise WorkflowError(str(error)) from None
+
+# Locks that a killed Snakemake left are removed here, before this one makes its own; two living ones still refuse each
+# other. Jobs parse this file again and have no part in it.
+if workflow.is_main_process and (living := enter(Path.cwd())) is not None:
+    weakref.finalize(workflow, os.close, living)
 
 # What says *where* work runs (this folder, the model's place, device, batch size) reaches a job as a resource. Those
 # are filled into the command after it is recorded, so moving the checkout or the machine makes nothing stale.

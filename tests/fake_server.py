@@ -20,6 +20,7 @@ from eyrie.config import Sampling
 from eyrie.engines.base import Answer, Request
 from tests.generate_desk import STOP, FakeEngine
 
+FAST = {"timeout": 5.0, "outage": 5.0, "concurrency": 16}  # options of an engine that asks it
 PRICE = {"prompt": 1e-6, "completion": 5e-6}
 ENDPOINT = {
     "provider_name": "Alpha", "tag": "alpha/int4", "quantization": "int4", "context_length": 4096,
@@ -44,7 +45,7 @@ class FakeServer:
         poison: prompts whose last message holds this text fail for ever, with ``poison_fault``.
         delay: seconds per answer, by prompt ids.
         ids: return token ids in chat when asked.
-        route: changes a chat body before it is sent (parser faults, refusals).
+        route: changes a chat body before it is sent (parser faults, refusals), given the body that asked for it.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class FakeServer:
         poison_fault: str = "500",
         delay: Callable[[list[int]], float] = lambda ids: 0.0,
         ids: bool = False,
-        route: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: body,
+        route: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] = lambda made, body: made,
         key: str | None = None,
         limit_remaining: float | None = 100.0,
         port: int = 0,
@@ -174,7 +175,7 @@ class FakeServer:
         trouble = await self._trouble(name, request, ids, body)
         if trouble is not None:
             return trouble
-        made = self.route(self._completion(body, ids, answer))
+        made = self.route(self._completion(body, ids, answer), body)
         self.answered[name] += 1
         self.dollars += made["usage"].get("cost", 0.0)
         return await self._streamed(request, made) if body.get("stream") else web.json_response(made)
@@ -195,12 +196,8 @@ class FakeServer:
         response = await opened(request)
         choice = made["choices"][0]
         message, rest = choice["message"], {name: made[name] for name in ("id", "model", "provider")}
-        half = len(message["content"] or "") // 2
         await response.write(b": OPENROUTER PROCESSING\n\n")
-        for delta in (
-            {**message, "content": (message["content"] or "")[:half]},
-            {"content": (message["content"] or "")[half:]},
-        ):
+        for delta in in_pieces(message):
             await send(response, {**rest, "choices": [{"delta": delta, "finish_reason": None}]})
         await send(response, {**rest, "choices": [{"delta": {}, "finish_reason": choice["finish_reason"]}]})
         await send(response, {**rest, "choices": [], "usage": made["usage"]})
@@ -236,6 +233,24 @@ def spoken(answer: Answer) -> str:
     """The answer as text: a letter per token, the stop token left out."""
     ids = answer.output_ids[:-1] if answer.finish_reason == "stop" else answer.output_ids
     return "".join(chr(97 + token % 26) for token in ids) or "x" * bool(answer.output_ids)
+
+
+def in_pieces(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """A message as the deltas of a stream: text in halves, each tool call as its name and then its arguments."""
+    calls, content = message.get("tool_calls") or [], message["content"] or ""
+    first = {name: value for name, value in message.items() if name != "tool_calls"} | {
+        "content": content[: len(content) // 2]
+    }
+    pieces = [first, {"content": content[len(content) // 2 :]}]
+    for index, call in enumerate(calls):
+        text = call["function"]["arguments"]
+        head = {**call, "index": index, "function": {**call["function"], "arguments": ""}}
+        parts = (
+            {"index": index, "function": {"arguments": part}}
+            for part in (text[: len(text) // 2], text[len(text) // 2 :])
+        )
+        pieces += [{"tool_calls": [part]} for part in (head, *parts)]
+    return pieces
 
 
 def error(code: int, message: str, *, status: int | None = None, **more: Any) -> web.Response:

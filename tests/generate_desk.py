@@ -16,7 +16,7 @@ from eyrie.engines.base import Answer, Request
 from eyrie.formats.jsonl import read_jsonl, write_jsonl
 from eyrie.formats.manifest import Manifest, RowCounts, read_manifest, stats_path
 from eyrie.formats.publish import publish, write_json
-from eyrie.generate import generate
+from eyrie.generate import PromptRenderer, generate
 from eyrie.recipes import subtree
 from eyrie.render import TurnRow
 from eyrie.targets.card import TargetCard
@@ -125,10 +125,11 @@ class Desk:
         *,
         rows: list[dict[str, Any]] | None = None,
         turns: int | None = None,
-        renderer: FakeRenderer | None = None,
+        renderer: PromptRenderer | None = None,
         gates: Gates | None = None,
+        context: int = CONTEXT,
     ) -> None:
-        self.gates = gates
+        self.gates, self.context = gates, context
         rows = [prompt_row(n, content) for n, content in enumerate(contents)] if rows is None else rows
         self.turns = {"turns": turns} if turns else {}
         self.renderer = renderer or FakeRenderer()
@@ -151,7 +152,7 @@ class Desk:
         )  # fmt: skip
         card = TargetCard(
             model="m", architecture="a", model_type="t", rms_norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
-            dtype="bfloat16", max_position_embeddings=CONTEXT, stop_ids=[STOP], special_ids=[STOP], target=target,
+            dtype="bfloat16", max_position_embeddings=self.context, stop_ids=[STOP], special_ids=[STOP], target=target,
             tokenizer="tok", template="tpl", **numbers,
         )  # fmt: skip
         write_json(self.target, card.model_dump())

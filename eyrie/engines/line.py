@@ -22,7 +22,6 @@ class Line:
     Attributes:
         base: base URL without a slash at its end.
         timeout: seconds from sending to the last byte.
-        sent: whether a request left for the server, so that it may have been billed. Set by :meth:`post`.
     """
 
     session: aiohttp.ClientSession

@@ -13,21 +13,11 @@ from typing import Any
 
 import pytest
 
-from eyrie.engines import http
 from eyrie.errors import EyrieError
-from tests.fake_server import ENDPOINT, PASSING, PRICE, FakeServer, answer_to, spoken
+from tests.fake_server import ENDPOINT, FAST, PASSING, PRICE, FakeServer, answer_to, spoken
 from tests.generate_desk import MAX_TOKENS, STOP, Desk, FakeEngine, questions, shortest_prefix
 
-FAST = {"timeout": 5.0, "outage": 5.0, "concurrency": 16}
-LETTERS = set(map(ord, "abcdefghijklmnopqrstuvwxyz"))
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Back-off in milliseconds."""
-    made = http.Patience
-    monkeypatch.setattr(http, "Patience", lambda *args: made(*args, first_wait=0.01, longest_wait=0.05))
-    monkeypatch.setattr("eyrie.engines.pool.CUT_EVERY", 0.05)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture
@@ -53,19 +43,6 @@ def sglang(*servers: FakeServer, **options: Any) -> dict[str, Any]:
 
 def openai(server: FakeServer, **options: Any) -> dict[str, Any]:
     return {"kind": "openai", "urls": [f"{server.url}/v1"], "model": "the-target", **FAST, **options}
-
-
-@pytest.fixture
-def paid(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Options for OpenRouter, played by a server of ours."""
-
-    def options(server: FakeServer, *, openrouter: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-        monkeypatch.setenv("OPENROUTER_BASE_URL", f"{server.url}/v1")
-        monkeypatch.setenv("OPENROUTER_API_KEY", server.key or "sk-any")
-        pins = {"providers": ["Alpha"], "quantizations": ["int4"]} | (openrouter or {})
-        return {"kind": "openrouter", "model": "maker/model", "openrouter": pins, "max_dollars": 5.0, **FAST, **more}
-
-    return options
 
 
 # ---- what rows hold ----
@@ -116,10 +93,10 @@ def test_a_wrong_model_name_is_named(desk: Desk) -> None:
         desk.run_served(300, openai(server, model="other"))
 
 
-def changed(**message: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    def route(body: dict[str, Any]) -> dict[str, Any]:
-        body["choices"][0]["message"].update(message)
-        return body
+def changed(**message: Any) -> Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]:
+    def route(made: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
+        made["choices"][0]["message"].update(message)
+        return made
 
     return route
 
@@ -142,7 +119,7 @@ def test_answers_that_cannot_be_used_are_counted_and_stop_the_run_at_the_gate(
         assert len(server.asked) < 40, "it stopped long before the prompts ran out"
         assert not desk.out.exists()
         # the cause is mended: what was bad is asked for again
-        server.route = lambda body: body
+        server.route = lambda made, body: made
         desk.run_served(300, openai(server))
     assert desk.rows()
     # an open gate publishes, and counts them

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from eyrie.config import load_config
+from eyrie.formats.jsonl import read_jsonl
 from eyrie.formats.manifest import manifest_path
 from eyrie.generate import generate
 from eyrie.recipes import recipe
@@ -72,6 +73,10 @@ class KillRun:
         """Every prompt that the server was ever asked, in order."""
         return _json_lines(self.folder / "asked")
 
+    def _count_asked(self) -> int:
+        path = self.folder / "asked"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
     def held(self) -> set[tuple[int, ...]]:
         """Prompts whose answers are in a journal."""
         found: set[tuple[int, ...]] = set()
@@ -81,12 +86,22 @@ class KillRun:
                     found.add(tuple(json.loads(line).get("prompt_ids", ())))
         return found - {()}
 
+    def processes(self) -> dict[int, list[bytes]]:
+        """Process ids and command lines of all that works in or for this folder."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                    continue
+                line = (entry / "cmdline").read_bytes()
+                if (entry / "cwd").readlink() == self.folder or bytes(self.folder) in line:
+                    found[int(entry.name)] = line.split(b"\0")
+        return found
+
     def workers(self) -> list[int]:
         """Process ids of the generate jobs of this folder."""
-        return [
-            pid for pid, arguments in _processes(self.folder)
-            if len(arguments) > 1 and arguments[1].endswith(b"generate_responses.py")
-        ]  # fmt: skip
+        lines = self.processes().items()
+        return [pid for pid, line in lines if len(line) > 1 and line[1].endswith(b"generate_responses.py")]
 
     def servers(self) -> list[int]:
         path = self.folder / "pids"
@@ -95,15 +110,16 @@ class KillRun:
 
     # ---- killing ----
     def disturb(self, kills: int, seed: int = 0) -> dict[str, Any]:
-        """Kill server, worker and workflow in turn, at random moments, until the run is done; what went wrong.
+        """Kill server, worker and workflow in turn, at random moments, and say the same command until it is done.
 
-        Returns ``kills`` by victim, ``starts`` of the workflow, ``bought_twice`` (prompts that were asked for although
-        their answers were in the journal), ``orphans`` (jobs that outlived their workflow by ten seconds), ``left``
-        (servers that outlived the run), ``identical`` (shards that equal undisturbed ones).
+        Returns ``kills`` by victim; ``starts`` of the workflow; ``lost``, ``doubled``: rows that are missing from the
+        shards or stand there more than once; ``bought_twice``: prompts that were asked for although their answers were
+        in the journal; ``left``: processes that outlived the run; ``identical``: shards that equal undisturbed ones,
+        out of ``shards``.
         """
-        draw, done, bought_twice, orphans, starts = random.Random(seed), Counter[str](), 0, 0, 0
+        draw, done, bought_twice, starts = random.Random(seed), Counter[str](), 0, 0
         while True:
-            held, asked, starts, hit = self.held(), len(self.asked()), starts + 1, set[str]()
+            held, asked, starts, hit = self.held(), self._count_asked(), starts + 1, set[str]()
             process = self.start()
             while done.total() < kills and process.poll() is None:
                 victim = VICTIMS[done.total() % len(VICTIMS)]
@@ -116,21 +132,28 @@ class KillRun:
                 break
             assert process.returncode == (-signal.SIGKILL if "workflow" in hit else 1), self.said()
             assert hit & {"workflow", "worker"}, "a death of the server ended the run: " + self.said()
-            if "workflow" in hit:
-                orphans += not wait_for(lambda: not self.workers(), 10.0)
-                assert self.start("--unlock").wait() == 0, self.said()
-        left = not wait_for(lambda: not self.servers(), 20.0)
-        identical = sum(self.published(shard) == self.calm(shard) for shard in self.shard_names())
+        wait_for(lambda: not self.processes(), 20.0)
         return {
-            "kills": dict(done), "starts": starts, "bought_twice": bought_twice, "orphans": orphans,
-            "left": int(left), "identical": identical, "shards": self.shards,
+            "kills": dict(done), "starts": starts, **self._compared(), "bought_twice": bought_twice,
+            "left": len(self.processes()), "shards": self.shards,
         }  # fmt: skip
+
+    def _compared(self) -> dict[str, int]:
+        """The shards beside undisturbed ones."""
+        found = Counter[str](lost=0, doubled=0, identical=0)
+        for shard in self.shard_names():
+            found["identical"] += self.published(shard) == self.calm(shard)
+            rows = Counter(row["id"] for row in read_jsonl(self.out(shard)))
+            wanted = Counter(row["id"] for row in read_jsonl(self.calm_out(shard)))
+            found["lost"] += (wanted - rows).total()
+            found["doubled"] += rows.total() - len(rows)
+        return dict(found)
 
     def _kill(self, victim: str, process: subprocess.Popen[bytes], draw: random.Random) -> bool:
         """Wait until answers come, then for a random while, then kill; False when the run ended before."""
-        asked = len(self.asked())
-        while process.poll() is None and not (len(self.asked()) > asked and self.workers()):
-            time.sleep(0.02)
+        asked = self._count_asked()
+        while process.poll() is None and not (self._count_asked() > asked and self.workers()):
+            time.sleep(0.05)
         time.sleep(draw.uniform(0.0, 0.6))
         pids = {"workflow": [process.pid], "worker": self.workers(), "server": self.servers()}[victim]
         if process.poll() is not None or not pids:
@@ -146,13 +169,18 @@ class KillRun:
     def shard_names(self) -> list[str]:
         return [f"s{number:04d}" for number in range(self.shards)]
 
+    def out(self, shard: str) -> Path:
+        return self.folder / f"results/killed/responses/questions/{shard}.jsonl.zst"
+
+    def calm_out(self, shard: str) -> Path:
+        return self.folder / f"calm/questions/{shard}.jsonl.zst"
+
     def published(self, shard: str) -> tuple[bytes, bytes]:
-        out = self.folder / f"results/killed/responses/questions/{shard}.jsonl.zst"
-        return out.read_bytes(), manifest_path(out).read_bytes()
+        return self.out(shard).read_bytes(), manifest_path(self.out(shard)).read_bytes()
 
     def calm(self, shard: str) -> tuple[bytes, bytes]:
         """The same shard, made in this process by an engine that nobody disturbs."""
-        out = self.folder / f"calm/questions/{shard}.jsonl.zst"
+        out = self.calm_out(shard)
         made_of = recipe(load_config(self.folder / "config.yaml"), "generate", dataset="questions", shard=shard)
         generate(
             made_of, prompts=self.folder / f"data/prompts/questions/{shard}.jsonl.zst",
@@ -167,13 +195,3 @@ def _json_lines(path: Path) -> list[tuple[int, ...]]:
         return []
     whole = path.read_text().rpartition("\n")[0]
     return [tuple(json.loads(line)) for line in whole.splitlines()]
-
-
-def _processes(cwd: Path) -> list[tuple[int, list[bytes]]]:
-    """Process ids and command lines of what runs in ``cwd``."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and (entry / "cwd").readlink() == cwd:
-                found.append((int(entry.name), (entry / "cmdline").read_bytes().split(b"\0")))
-    return found

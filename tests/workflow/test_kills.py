@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from eyrie.orphan import WORKFLOW
+from eyrie.servers.process import wait_for
 from tests.workflow.kill_run import VICTIMS, KillRun
 
 
@@ -16,8 +17,30 @@ def test_server_worker_and_workflow_are_killed_and_nothing_is_lost_or_left(tmp_p
     run = KillRun(tmp_path, kills=3)
     figures = run.disturb(kills=3)
     assert figures["kills"] == dict.fromkeys(VICTIMS, 1)
-    clean = {"bought_twice": 0, "orphans": 0, "left": 0, "identical": 1}
+    clean = {"lost": 0, "doubled": 0, "bought_twice": 0, "left": 0, "identical": 1}
     assert {name: figures[name] for name in clean} == clean, run.said()
+
+
+def test_two_living_workflows_refuse_each_other_and_a_dead_one_refuses_nobody(tmp_path: Path) -> None:
+    run = KillRun(tmp_path, kills=1)
+    locks = tmp_path / ".snakemake" / "locks"
+    first = run.start("prompts")
+    try:
+        assert wait_for(lambda: len(list(locks.glob("*.lock"))) == 2 or first.poll() is not None, 300.0)
+        first.send_signal(signal.SIGSTOP)
+        held = sorted(locks.glob("*.lock"))
+        assert [path.name for path in held] == ["0.input.lock", "0.output.lock"]
+        assert run.start("prompts", "--dry-run").wait() == 0, run.said()
+        assert run.start("prompts").wait() == 1
+        assert "LockException" in run.said()
+        assert sorted(locks.glob("*.lock")) == held, "whoever only looked, or was refused, took no lock away"
+    finally:
+        first.kill()
+        first.wait()
+    assert sorted(locks.glob("*.lock")) == held
+    assert run.start("prompts").wait() == 0, run.said()
+    assert "removed the locks of a workflow that was killed" in run.said()
+    assert not locks.exists()
 
 
 JOB = """
