@@ -268,7 +268,7 @@ class Renderer:
         and the result must be the end of the whole, header included. None when it is not.
         """
         asked = [message for message in talk.messages[:turn] if message["role"] == "user"][-1:]
-        if self.think is None or not asked:
+        if not asked:
             return None
         history = self.render(asked, talk.tools, generation=False, arguments=arguments)
         prompt = self.render(asked, talk.tools, generation=True, arguments=arguments)

@@ -22,6 +22,8 @@ SAID = {"role": "assistant", "content": "It is one."}
 NULL_AND_TEXT = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' and m.content is none %}{% for c in m.tool_calls %}{{ '[' + c.function.name + ' ' + c.function.arguments + ']' }}{% endfor %}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""  # noqa: E501
 # Llama's kind: the call alone; gpt-oss's: the first of several
 FIRST_ALONE = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}{{ '[' + f.name + ' ' + (f.arguments | tojson) + ']' }}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""  # noqa: E501
+# gpt-oss's kind: the thoughts of a call stand there until an answer follows
+THOUGHTS_UNTIL_ANSWERED = """{% set ns = namespace(done=false) %}{% for m in messages %}{% if m.role == 'assistant' and not m.tool_calls %}{% set ns.done = true %}{% endif %}{% endfor %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.tool_calls %}{{ '(' + m.reasoning + ') ' if m.reasoning and not ns.done else '' }}{{ '[' + m.tool_calls[0].function.name + ']' }}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""  # noqa: E501
 DAY = """{% macro head() %}{{ 'Today is ' + strftime_now('%Y-%m-%d') + '.\\n' }}{% endmacro %}{{ head() }}"""
 
 
@@ -97,3 +99,14 @@ def test_a_template_that_writes_the_day_writes_the_same_every_day(own: bool, tmp
     assert renderer._template.direct
     renderer._template.direct = not own
     assert renderer.tokenizer.decode(renderer.prompt_ids([USER])).startswith("Today is 2025-01-01.\n")
+
+
+def test_thoughts_that_leave_the_history_as_the_turn_ends_are_in_its_context(tmp_path: Path) -> None:
+    """The answer is taken from the turn behind its question alone; what a server saw still had the thoughts."""
+    renderer = Renderer(family_target("chatml", tmp_path, THOUGHTS_UNTIL_ANSWERED))
+    talk = [USER, {**ASKED, "reasoning": "Look it up."}, TOLD, SAID]
+    assert rows(renderer, talk) == ["(Look it up.) [lookup]<|im_end|>", "It is one.<|im_end|>"]
+    last = renderer.last_turn(talk)
+    assert isinstance(last, TurnRow)
+    assert last.input_ids[: last.start] == renderer.prompt_ids(talk[:3])
+    assert "(Look it up.)" in renderer.tokenizer.decode(last.input_ids[: last.start])

@@ -122,8 +122,9 @@ def read_back(renderer: Renderer, talk: Talk, row: TurnRow, tools: Any) -> str:
         return str(reject)
     calls = [call["function"] for call in said.get("tool_calls", [])]
     same = calls == [call["function"] for call in message.get("tool_calls", [])]
-    same &= plain(said["content"]) == plain(message["content"])
-    same &= plain(said.get("reasoning", "")) == plain(message.get("reasoning", ""))
+    parts = [(plain(one.get("reasoning", "")), plain(one["content"])) for one in (said, message)]
+    # gpt-oss's template writes what is said beside a call into the channel of thoughts
+    same &= "".join(parts[0]) == "".join(parts[1]) if calls else parts[0] == parts[1]
     return "" if same else f"{said} is not {message}"
 
 
