@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ TEMPLATE_ERRORS = (TemplateError, TypeError)  # what a template raises that refu
 
 # Templates call the reasoning by one of these names.
 REASONING_KEYS = ("reasoning", "reasoning_content", "thinking")
+
+# Some templates (Llama 3.2, gpt-oss) write the day into every prompt. It is always this one: a prompt that changes at
+# midnight would give other rows, and other answers to the same seed.
+DAY = datetime.datetime(2025, 1, 1)
 
 # Everything that encoding piece by piece could get wrong: edges of white space, scripts, emoji, code.
 PROBE_TEXT = (
@@ -64,9 +69,10 @@ class Template:
             from transformers import PreTrainedTokenizerBase
             from transformers.utils.chat_template_utils import _compile_jinja_template
 
+            self._compiled, self._names = _compile_jinja_template(template), tokenizer.special_tokens_map
+            self._compiled.globals["strftime_now"] = DAY.strftime  # the library keeps it, and so has the same day
             if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
                 return
-            self._compiled, self._names = _compile_jinja_template(template), tokenizer.special_tokens_map
             probe: list[dict[str, Any]] = [
                 {"role": "user", "content": PROBE_TEXT},
                 {"role": "assistant", "content": "a", **dict.fromkeys(REASONING_KEYS, "b")},

@@ -68,6 +68,7 @@ REASONS = {
     "no_stop_id": "the rendered turn does not end with a stop id",
     "template_refused": "the chat template refuses the conversation",
     "reasoning_dropped": "the chat template drops the turn's reasoning",
+    "calls_dropped": "the chat template drops tool calls of the turn, or what is said beside them",
     "reasoning_unwanted": "reasoning in a run whose target answers without it (target.thinking: false)",
     "broken_turn": "the rendered turn breaks a rule of the target's family (a turn token inside, an open think block)",
     "quoted_control": "quotes a control string, which this tokenizer cannot encode as text",

@@ -21,7 +21,7 @@ REVISIONS = {
     "target": 2,
     "ingest": 2,
     "generate": 2,
-    "tokenize": 4,
+    "tokenize": 5,
     "merge": 3,
     "preview": 1,
     "hidden": 3,

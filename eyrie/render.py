@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eyrie.call_forms import CallForm, find_form, lost_of_calls
 from eyrie.chat_template import PROBE_TEXT, REASONING_KEYS, TEMPLATE_ERRORS, Template, load_tokenizer, template_of
 from eyrie.controls import ControlEncoder, Quotes, Trail
 from eyrie.conversation import Reject
@@ -95,6 +96,7 @@ class Renderer:
         self.stop_ids = frozenset(stop_ids)
         self._stops = {name for name, id in ids_of.items() if id in self.stop_ids}
         self._template = Template(self.tokenizer, template)
+        self._call_form: CallForm | None = None
         self._tools_render: dict[bool, bool] = {}
         self._segments_agree: bool | None = None
 
@@ -207,7 +209,15 @@ class Renderer:
                 message = {**message, "content": rest.lstrip("\n")}
                 reasoning = inner.lstrip().removeprefix(think.open).strip("\n")
         plain = {key: value for key, value in message.items() if key != "reasoning"}
-        return {**plain, **dict.fromkeys(REASONING_KEYS, reasoning)} if reasoning else plain
+        shown = {**plain, **dict.fromkeys(REASONING_KEYS, reasoning)} if reasoning else plain
+        return self.call_form.of(shown) if shown.get("tool_calls") else shown
+
+    @property
+    def call_form(self) -> CallForm:
+        """The form in which the template takes tool calls."""
+        if self._call_form is None:
+            self._call_form = find_form(lambda messages: self.render(messages, None, generation=False))
+        return self._call_form
 
     def _turn_row(self, talk: _Talk, turn: int, max_length: int | None) -> TurnRow:
         """Raises :class:`Reject`."""
@@ -231,13 +241,15 @@ class Renderer:
         header = header_of(prompt, self.think)
         continues = finished.startswith(header)
         tail = finished[len(header) :] if continues else self._tail(talk, turn, finished, arguments)
-        split = self._split(prompt, tail, reasoning, message["content"]) if self.segments_agree and tail else None
+        split = self._split(prompt, tail, reasoning, message["content"] or "") if self.segments_agree and tail else None
         if split is None:
             return self._by_ids(talk, turn, prompt, finished)
         context, answer = split
         ended = self.controls.cut_behind(answer, self._stops)
         if ended is None:
             raise Reject("no_stop_id", f"turn {turn}")
+        if lost := lost_of_calls(ended, message):
+            raise Reject("calls_dropped", f"turn {turn}: {lost}")
         ids = self._ids(talk, context)
         self._check_answer(self.controls.last(talk.trail), self.controls.controls(ended), turn)
         start = len(ids)
@@ -256,7 +268,7 @@ class Renderer:
         and the result must be the end of the whole, header included. None when it is not.
         """
         asked = [message for message in talk.messages[:turn] if message["role"] == "user"][-1:]
-        if self.think is None or not asked:
+        if not asked:
             return None
         history = self.render(asked, talk.tools, generation=False, arguments=arguments)
         prompt = self.render(asked, talk.tools, generation=True, arguments=arguments)
@@ -310,6 +322,8 @@ class Renderer:
         )
         if not holds(self.decode(finished[start:end]), reasoning, content):
             raise Reject("reasoning_dropped", f"turn {turn}")
+        if lost := lost_of_calls(self.decode(finished[start:end]), {**message, "content": content}):
+            raise Reject("calls_dropped", f"turn {turn}: {lost}")
         names = {id: name for name, id in self.controls.ids_of.items()}
         before = next((names[id] for id in reversed(finished[:start]) if id in names), "")
         self._check_answer(before, [names[id] for id in finished[start:end] if id in names], turn)

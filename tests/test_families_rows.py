@@ -107,7 +107,7 @@ def test_qwen3_tool_calls(tmp_path: Path) -> None:
 def test_llama_3(tmp_path: Path) -> None:
     renderer = Renderer(family_target("llama-3", tmp_path))
     call = {"type": "function", "function": {"name": "lookup", "arguments": {"word": "a"}}}
-    talk = [USER, {**PLAIN, "tool_calls": [call]}, {"role": "tool", "content": "hello"}, PLAIN]
+    talk = [USER, {**PLAIN, "content": "", "tool_calls": [call]}, {"role": "tool", "content": "hello"}, PLAIN]
     (context, first), (_, second) = texts(renderer, talk)
     head = "<|start_header_id|>{}<|end_header_id|>\n\n"
     asked = "<|begin_of_text|>" + head.format("user") + USER["content"] + "<|eot_id|>" + head.format("assistant")

@@ -91,6 +91,17 @@ def test_a_call_without_declared_tools_is_text(tmp_path: Path) -> None:
     ("name", "text", "wanted"),
     [
         (
+            "llama-3",  # what Llama 3.1's template writes and the model answers: no mark at all
+            '{"name": "lookup", "parameters": {"word": "a"}}',
+            {"content": "", "tool_calls": [call("a")]},
+        ),
+        ("llama-3", '{"name": "Ada", "age": 36}', {"content": '{"name": "Ada", "age": 36}'}),
+        (
+            "llama-3",
+            'Like {"name": "lookup", "parameters": {"word": "a"}}',
+            {"content": 'Like {"name": "lookup", "parameters": {"word": "a"}}'},
+        ),
+        (
             "deepseek-r1",
             "<think>\nLook.\n</think>\n\nA moment.<｜tool▁calls▁begin｜>"
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>lookup\n"

@@ -47,10 +47,12 @@ class Switch(Part):
 
 class Calls(Part):
     """How an answer calls tools. A text with one of ``marks`` calls some; ``pattern`` finds each call: its group
-    ``call`` is JSON of name and arguments, or ``name`` and ``text`` are the name and JSON of the arguments."""
+    ``call`` is JSON of name and arguments, or ``name`` and ``text`` are the name and JSON of the arguments. ``bare``
+    is the pattern of a whole answer that is one call without any mark."""
 
     marks: list[str]
     pattern: str
+    bare: str | None = None
 
 
 class Expectation(Part):

@@ -209,6 +209,7 @@ def own_reasoning(renderer: Renderer, *, calls: bool) -> Literal["kept", "insert
     """What becomes of the reasoning of the turn that a row supervises."""
     answer: dict[str, Any] = {"role": "assistant", "content": ANSWER, "reasoning": THOUGHTS[0]}
     if calls:
+        answer["content"] = ""  # with words as well gpt-oss refuses it, and a template may write the call alone
         call = {"name": "lookup", "arguments": {"word": "sum"}}
         answer["tool_calls"] = [{"id": "functions.lookup:0", "type": "function", "function": call}]
     chat = [{"role": "user", "content": QUESTION}, answer]

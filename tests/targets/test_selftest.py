@@ -34,9 +34,9 @@ FINDINGS = {
     "chatml": ("lost", "lost", "dropped", False, False),
     "qwen3": ("kept", "kept", "dropped", False, True),
     "llama-3": ("lost", "lost", "dropped", False, False),
-    "deepseek-r1": ("inserted", "inserted", "dropped", True, False),
-    "deepseek-v3.1": ("inserted", "inserted", "dropped", False, False),
-    "gpt-oss": ("kept", "kept", "dropped", False, False),
+    "deepseek-r1": ("inserted", "lost", "dropped", True, False),
+    "deepseek-v3.1": ("inserted", "lost", "dropped", False, False),
+    "gpt-oss": ("kept", "lost", "dropped", False, False),
 }
 
 
