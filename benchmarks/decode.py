@@ -27,7 +27,7 @@ from eyrie.errors import run_cli
 from eyrie.llama.batch import BatchDecoder
 from eyrie.llama.weights import LlamaWeights
 from eyrie.machine import choose_dtype, use_threads
-from eyrie.render import Renderer
+from eyrie.render.renderer import Renderer
 
 LIBRARY_BATCHES = (8, 16, 32, 64)
 EYRIE_BATCH = 48

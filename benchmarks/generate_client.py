@@ -37,8 +37,8 @@ from eyrie.errors import run_cli
 from eyrie.formats.jsonl import write_jsonl
 from eyrie.formats.manifest import RowCounts, read_manifest
 from eyrie.formats.publish import publish, write_json
-from eyrie.generate import generate
-from eyrie.render import TurnRow
+from eyrie.generate.stage import generate
+from eyrie.render.renderer import TurnRow
 from eyrie.targets.card import TargetCard
 
 MAX_TOKENS, TOKEN_SECONDS, PROMPT_TOKENS = 200, 0.004, 60

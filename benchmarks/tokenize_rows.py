@@ -34,7 +34,7 @@ from eyrie.conversation import Reject
 from eyrie.datasets.packaged import package_file
 from eyrie.datasets.registry import Kind, find_adapter
 from eyrie.errors import run_cli
-from eyrie.render import Renderer, TurnRow
+from eyrie.render.renderer import Renderer, TurnRow
 
 TURNS = (1, 4, 8, 32)
 Talk = list[dict[str, str]]

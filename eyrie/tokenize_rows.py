@@ -1,7 +1,7 @@
 """Conversations -> token rows: ids, and the spans whose labels are supervised.
 
 Answers keep the ids that the target produced; nothing is rendered or re-encoded. Native conversations are rendered with
-the target's template, one row per assistant turn (:meth:`eyrie.render.Renderer.turn_rows`).
+the target's template, one row per assistant turn (:meth:`eyrie.render.renderer.Renderer.turn_rows`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from eyrie.formats.tokens import MIN_LABELS, write_tokens
 from eyrie.targets.card import TargetCard, read_card, resolve
 
 if TYPE_CHECKING:
-    from eyrie.render import Renderer, TurnRow
+    from eyrie.render.renderer import Renderer, TurnRow
 
 Outcome = dict[str, Any] | Reject
 
@@ -104,7 +104,7 @@ class Rendered:
     @cached_property
     def renderer(self) -> Renderer:
         """Raises :class:`EyrieError` when the self-test found that no turn of the template can be told apart."""
-        from eyrie.render import Renderer
+        from eyrie.render.renderer import Renderer
 
         found = self._card.rendering
         folder = resolve(self._model, self._card.revision)

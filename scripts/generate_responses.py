@@ -33,7 +33,7 @@ def main() -> None:
 
     from eyrie.config import load_config
     from eyrie.doctor import require_healthy
-    from eyrie.generate import generate
+    from eyrie.generate.stage import generate
 
     config = load_config(args.config) if args.config else None
     shard = args.journal.with_suffix(".json")  # results/<run>/journal/<dataset>/<shard>

@@ -13,8 +13,8 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="folder of the run, such as results/smoke")
     args = parser.parse_args()
 
-    from eyrie.board import boards, table
     from eyrie.config import load_config
+    from eyrie.generate.board import boards, table
 
     datasets = load_config(args.run / "config.resolved.yaml").datasets
     answered = {name: dataset.token_budget for name, dataset in datasets.items() if dataset.kind == "answered"}

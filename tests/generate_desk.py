@@ -16,9 +16,9 @@ from eyrie.engines.base import Answer, Request
 from eyrie.formats.jsonl import read_jsonl, write_jsonl
 from eyrie.formats.manifest import Manifest, RowCounts, read_manifest, stats_path
 from eyrie.formats.publish import publish, write_json
-from eyrie.generate import PromptRenderer, generate
+from eyrie.generate.stage import PromptRenderer, generate
 from eyrie.recipes import subtree
-from eyrie.render import TurnRow
+from eyrie.render.renderer import TurnRow
 from eyrie.targets.card import TargetCard
 from tests.fake_answers import STOP, answer_ids
 

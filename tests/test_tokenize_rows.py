@@ -19,7 +19,7 @@ from eyrie.formats.jsonl import write_jsonl
 from eyrie.formats.manifest import RowCounts, manifest_path, read_manifest
 from eyrie.formats.publish import publish
 from eyrie.formats.tokens import read_tokens
-from eyrie.render import Renderer, TurnRow
+from eyrie.render.renderer import Renderer, TurnRow
 from eyrie.targets import identify, read_card
 from eyrie.tokenize_rows import native_rows, response_rows, tokenize
 

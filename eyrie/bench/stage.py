@@ -65,7 +65,7 @@ def prompts_of(suite: Suite, merged: Path, tokens: Sequence[Path], folder: Path,
     if suite.dataset is None:
         return held_out(suite, merged, tokens)
     from eyrie.datasets import suite_prompts
-    from eyrie.render import Renderer
+    from eyrie.render.renderer import Renderer
 
     renderer = Renderer(folder, card.stop_ids, card.rendering)
     prompts: list[Prompt] = []

@@ -18,7 +18,7 @@ from eyrie.engines.base import Answer, Request, answer_seed, with_stop
 from eyrie.engines.faults import Action, Fault
 
 # (request, assistant message) -> (context ids, answer ids up to and with the id that ends the turn), as
-# `eyrie.render.Renderer.last_turn` gives them. Raises Reject.
+# `eyrie.render.renderer.Renderer.last_turn` gives them. Raises Reject.
 Encode = Callable[[Request, dict[str, Any]], tuple[list[int], list[int]]]
 
 # Servers count the end of turn or do not, and templates write a blank or do not: a few tokens, however long the answer.

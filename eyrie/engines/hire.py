@@ -18,7 +18,7 @@ from eyrie.targets.card import TargetCard, resolve
 if TYPE_CHECKING:
     from eyrie.engines.chat import Encode
     from eyrie.engines.http import HttpEngine
-    from eyrie.render import TurnRow
+    from eyrie.render.renderer import TurnRow
     from eyrie.servers.spec import Spec
 
 # Environment variables that hold a key; it is read from there and written nowhere.
@@ -47,7 +47,7 @@ def hire(
         options: the ``engine`` section.
         model: local Hugging Face folder or hub id of the target.
         threads: CPU threads of an engine in this process.
-        last_turn: renders a finished conversation (:meth:`eyrie.render.Renderer.last_turn`).
+        last_turn: renders a finished conversation (:meth:`eyrie.render.renderer.Renderer.last_turn`).
         outlook: what is left to buy.
         ledger, owner: see :class:`eyrie.engines.money.Purse`.
         server: the ``server`` section; what of it changes an answer is taken from the recipe instead.

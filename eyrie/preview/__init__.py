@@ -27,9 +27,9 @@ def write_preview(
     Raises:
         EyrieError: the config is at fault, or a file is missing, malformed or made for another target.
     """
-    from eyrie.chat_template import load_tokenizer
     from eyrie.preview.page import render_preview
     from eyrie.preview.rows import chosen_rows
+    from eyrie.render.chat_template import load_tokenizer
     from eyrie.report.collect import collect_data
     from eyrie.targets.card import read_card, resolve
 

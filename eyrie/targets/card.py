@@ -199,8 +199,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def _tokenizer_facts(folder: Path, config: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
     """``stop_ids``, ``special_ids``, ``template`` and ``rendering`` of the card."""
-    from eyrie.chat_template import template_of
-    from eyrie.render import Renderer
+    from eyrie.render.chat_template import template_of
+    from eyrie.render.renderer import Renderer
 
     if not _tokenizer_files(folder):
         raise EyrieError(

@@ -18,7 +18,7 @@ from eyrie.errors import EyrieError
 from eyrie.recipes import canonical_json
 
 if TYPE_CHECKING:
-    from eyrie.render import Renderer
+    from eyrie.render.renderer import Renderer
 
 READING = {"calls", "channels"}  # of a family: how answers become messages, which no rendering depends on
 QUESTION, ANSWER = "What is one and one?", "The sum is two."
@@ -80,7 +80,7 @@ def examine(folder: Path, config: dict[str, Any], *, thinking: bool | None, trus
         EyrieError: no tokenizer or template, one that refuses a plain question, ids that the loader shifted, text that
             does not survive a round trip, or a thinking switch that the template does not have.
     """
-    from eyrie.render import Renderer
+    from eyrie.render.renderer import Renderer
 
     started = Rendering(thinking=thinking, trust_remote_code=trust_remote_code)
     renderer = Renderer(folder, rendering=started)
@@ -146,7 +146,7 @@ def check_ids(renderer: Renderer, config: dict[str, Any]) -> None:
 
 def check_round_trip(renderer: Renderer) -> None:
     """Chinese, emoji and code must come back from ids as they went in (compatibility forms and spacing apart)."""
-    from eyrie.chat_template import PROBE_TEXT
+    from eyrie.render.chat_template import PROBE_TEXT
 
     ids = renderer.tokenizer.encode(PROBE_TEXT, add_special_tokens=False)
     back = renderer.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -21,7 +21,7 @@ from eyrie.doctor import require_healthy, write_doctor
 from eyrie.doctor.checks import CHECKS
 from eyrie.doctor.readings import Readings
 from eyrie.errors import EyrieError
-from eyrie.generate import generate
+from eyrie.generate.stage import generate
 from tests.doctor.desk import GIB, RECORDINGS, config, recorded, with_gpu
 from tests.generate_desk import Desk, FakeEngine, FakeRenderer, questions, recipe_of
 

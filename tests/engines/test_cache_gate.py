@@ -11,7 +11,7 @@ import pytest
 from eyrie.config import Engine, Server
 from eyrie.engines.cache_gate import CacheGate
 from eyrie.errors import EyrieError
-from eyrie.generate import generate
+from eyrie.generate.stage import generate
 from tests.generate_desk import Desk, FakeEngine, FakeRenderer, questions, recipe_of
 from tests.servers.fake_python import write_python
 

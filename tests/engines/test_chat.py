@@ -11,7 +11,7 @@ from eyrie.config import Sampling
 from eyrie.engines.base import Answer, Request
 from eyrie.engines.chat import Reply, answer_of, to_openai
 from eyrie.engines.hire import encoder
-from eyrie.render import Renderer
+from eyrie.render.renderer import Renderer
 from tests.family_targets import family_target
 from tests.generate_desk import STOP
 

@@ -18,7 +18,7 @@ from eyrie.config import Engine, Server, parse_config
 from eyrie.engines.http import Patience
 from eyrie.engines.managed import ManagedEngine
 from eyrie.errors import EyrieError
-from eyrie.generate import generate, journal_key
+from eyrie.generate.stage import generate, journal_key
 from eyrie.recipes import recipe
 from eyrie.servers.process import wait_for
 from eyrie.servers.spec import Files, Spec, State

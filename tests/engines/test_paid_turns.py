@@ -18,7 +18,7 @@ import pytest
 from eyrie.config import Gates
 from eyrie.conversation import Reject
 from eyrie.errors import EyrieError
-from eyrie.render import Renderer
+from eyrie.render.renderer import Renderer
 from tests.fake_server import FakeServer
 from tests.family_targets import family_target
 from tests.generate_desk import Desk
@@ -182,7 +182,7 @@ from pathlib import Path
 from eyrie.config import Engine
 from eyrie.engines import http
 from eyrie.errors import run_cli
-from eyrie.generate import generate
+from eyrie.generate.stage import generate
 from eyrie.recipes import subtree
 from tests.generate_desk import FakeRenderer, recipe_of
 

@@ -15,7 +15,7 @@ import pytest
 from eyrie.config import Engine, Server
 from eyrie.engines.cache_gate import follow
 from eyrie.formats.publish import write_json
-from eyrie.generate import generate
+from eyrie.generate.stage import generate
 from eyrie.servers.lease import lease
 from eyrie.servers.process import members, wait_for
 from eyrie.servers.spec import Files, State

@@ -20,9 +20,9 @@ from eyrie.config import Engine
 from eyrie.formats.jsonl import read_jsonl, write_jsonl
 from eyrie.formats.manifest import RowCounts
 from eyrie.formats.publish import publish
-from eyrie.generate import generate
+from eyrie.generate.stage import generate
 from eyrie.recipes import subtree
-from eyrie.render import Renderer
+from eyrie.render.renderer import Renderer
 from eyrie.targets import identify
 from tests.conftest import build_tokenizer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from eyrie.render import Renderer
+from eyrie.render.renderer import Renderer
 from eyrie.targets.family import GENERIC, Family, families, recognise
 from eyrie.targets.selftest import Rendering
 from tests.family_targets import FAMILIES, family_target, kimi_target

@@ -19,7 +19,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from eyrie.conversation import Reject
 from eyrie.errors import EyrieError
-from eyrie.render import Renderer, TurnRow
+from eyrie.render.renderer import Renderer, TurnRow
 from eyrie.targets.selftest import TOOL, Rendering, examine
 
 NAMED = os.environ.get("EYRIE_REAL_TARGETS")

@@ -100,7 +100,7 @@ def test_ids_that_differ_from_the_files_are_found_in_any_family(tmp_path: Path) 
     path = folder / "tokenizer_config.json"
     stated = {"added_tokens_decoder": {"777": {"content": "<|endoftext|>"}}}
     loaded = Rendering(family="chatml")
-    from eyrie.render import Renderer
+    from eyrie.render.renderer import Renderer
     from eyrie.targets.selftest import check_ids
 
     renderer = Renderer(folder, rendering=loaded)

@@ -19,7 +19,7 @@ import yaml
 from eyrie.config import load_config
 from eyrie.formats.jsonl import read_jsonl
 from eyrie.formats.manifest import manifest_path
-from eyrie.generate import generate
+from eyrie.generate.stage import generate
 from eyrie.recipes import recipe
 from eyrie.servers.process import wait_for
 from tests.conftest import build_target

@@ -16,11 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from eyrie.answers import Counts
-from eyrie.budget import Budget
 from eyrie.engines.base import UNUSABLE
-from eyrie.forecast import Pace
 from eyrie.formats.publish import write_json
+from eyrie.generate.answers import Counts
+from eyrie.generate.budget import Budget
+from eyrie.generate.forecast import Pace
 from eyrie.progress import Fact, Progress, rate, span
 
 FORMAT = 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eyrie.conversation import Reject
-from eyrie.render import Renderer, TurnRow
+from eyrie.render.renderer import Renderer, TurnRow
 from eyrie.targets.family import GENERIC, families
 from eyrie.targets.selftest import TOOL, Rendering
 from tests.conftest import DEFAULT_SYSTEM

@@ -9,7 +9,7 @@ from typing import Any
 
 from eyrie.config import Gates
 from eyrie.engines.base import UNUSABLE
-from eyrie.journal import Journal
+from eyrie.generate.journal import Journal
 
 GATE_ROWS = 32  # a gate looks at no fewer rows, so that a bad start stops a run and a single bad row does not
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from eyrie.forecast import Ended, Pace, made, remaining
+from eyrie.generate.forecast import Ended, Pace, made, remaining
 
 
 def played(lengths: list[int], slots: int, speed: float, budget: int, look: float) -> tuple[tuple[float, float], float]:

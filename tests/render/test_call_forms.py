@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from eyrie.call_forms import PLAIN, CallForm, lost_of_calls
 from eyrie.conversation import Reject
-from eyrie.render import Renderer, TurnRow
+from eyrie.render.call_forms import PLAIN, CallForm, lost_of_calls
+from eyrie.render.renderer import Renderer, TurnRow
 from tests.family_targets import family_target
 
 USER = {"role": "user", "content": "What is it?"}

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import eyrie.controls
-from eyrie.chat_template import load_tokenizer
-from eyrie.controls import MARKS, ControlEncoder, Trail, mapped, shared_length, strings_of
+import eyrie.render.controls
 from eyrie.conversation import Reject
+from eyrie.render.chat_template import load_tokenizer
+from eyrie.render.controls import MARKS, ControlEncoder, Trail, mapped, shared_length, strings_of
 from tests.family_targets import family_target
 
 
@@ -53,7 +53,7 @@ def test_shared_length(left: str, right: str) -> None:
 
 def test_the_memory_is_bounded(encoder: ControlEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [encoder.ids(f"{i} words") for i in range(50)]
-    monkeypatch.setattr(eyrie.controls, "REMEMBERED_CHARS", 30)
+    monkeypatch.setattr(eyrie.render.controls, "REMEMBERED_CHARS", 30)
     monkeypatch.setattr(encoder, "_memory", {})
     monkeypatch.setattr(encoder, "_remembered", 0)
     assert [encoder.ids(f"{i} words") for i in range(50)] == expected

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eyrie.conversation import Reject
-from eyrie.words import WordEncoder
+from eyrie.render.words import WordEncoder
 
 # A control string inside a message is rendered as <mark><number><mark>, and put back once the template has run.
 MARKS = ("\ue000", "\ue001", "\uf8fe", "\U000f0000")

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyrie.budget import Budget
 from eyrie.config import Engine, Gates
 from eyrie.conversation import Reject, prompt_key
 from eyrie.errors import EyrieError
@@ -21,11 +20,12 @@ from eyrie.formats.jsonl import read_jsonl, write_jsonl
 from eyrie.formats.manifest import RowCounts
 from eyrie.formats.publish import publish
 from eyrie.formats.tokens import read_tokens
-from eyrie.generate import generate
-from eyrie.render import Renderer
+from eyrie.generate.budget import Budget
+from eyrie.generate.stage import generate
+from eyrie.generate.turns import Step, Talk, script
+from eyrie.render.renderer import Renderer
 from eyrie.targets import identify
 from eyrie.tokenize_rows import tokenize
-from eyrie.turns import Step, Talk, script
 from tests.fake_server import FakeServer
 from tests.generate_desk import Desk, FakeEngine
 from tests.turns_desk import SAID, TOOLS, TalkRenderer, calls, conversation, desk_of, result, user

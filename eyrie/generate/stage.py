@@ -16,9 +16,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from eyrie.answers import Counts, Earlier, Kept
-from eyrie.board import Board
-from eyrie.budget import Budget
 from eyrie.config import Engine as Options
 from eyrie.config import Gates, Sampling, Server
 from eyrie.conversation import Reject, prompt_key
@@ -26,22 +23,25 @@ from eyrie.engines.base import UNUSABLE, USABLE, Answer, Engine, Request
 from eyrie.engines.hire import hire
 from eyrie.engines.money import Outlook
 from eyrie.errors import EyrieError
-from eyrie.forecast import Pace
 from eyrie.formats.jsonl import read_jsonl, write_jsonl
 from eyrie.formats.manifest import RowCounts, verified_manifest
 from eyrie.formats.publish import Draft, publish
-from eyrie.journal import Journal
+from eyrie.generate.answers import Counts, Earlier, Kept
+from eyrie.generate.board import Board
+from eyrie.generate.budget import Budget
+from eyrie.generate.forecast import Pace
+from eyrie.generate.journal import Journal
+from eyrie.generate.turns import Step, Talk, script
 from eyrie.recipes import canonical_json
-from eyrie.render import TurnRow
+from eyrie.render.renderer import TurnRow
 from eyrie.stopwatch import Stopwatch
 from eyrie.targets.card import TargetCard, read_card, resolve
-from eyrie.turns import Step, Talk, script
 
 log = logging.getLogger(__name__)
 
 
 class PromptRenderer(Protocol):
-    """The part of :class:`eyrie.render.Renderer` that is used here."""
+    """The part of :class:`eyrie.render.renderer.Renderer` that is used here."""
 
     def prompt_ids(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]: ...
 
@@ -86,7 +86,7 @@ def generate(
         server: the same of a server that Eyrie starts.
         servers: folder for the files of such servers; jobs that share it share the server.
         gates: the dataset's own; default: those of ``options``.
-        progress: file that says how far the shard is (:mod:`eyrie.board`); default: none.
+        progress: file that says how far the shard is (:mod:`eyrie.generate.board`); default: none.
         threads: CPU threads of an engine in this process.
         engine: makes the engine; called only when a prompt must be answered. Default: what the recipe says.
         renderer: chat template and tokenizer. Default: the target's own.
@@ -102,7 +102,7 @@ def generate(
     shard = f"{prompts.parent.name}/{prompts.name}"
     rows = list(read_jsonl(prompts))
     if renderer is None:
-        from eyrie.render import Renderer
+        from eyrie.render.renderer import Renderer
 
         renderer = Renderer(resolve(model, card.revision), card.stop_ids, card.rendering)
     label = shard.removesuffix(".jsonl.zst")

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from eyrie.controls import mapped
+from eyrie.render.controls import mapped
 
 Messages = list[dict[str, Any]]
 Pieces = Callable[[Sequence[dict[str, Any]]], Iterator[str]]

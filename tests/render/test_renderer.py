@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from eyrie.conversation import Reject
 from eyrie.errors import EyrieError
-from eyrie.render import Renderer, TurnRow, common_prefix
+from eyrie.render.renderer import Renderer, TurnRow, common_prefix
 from tests.conftest import CHATML, DEFAULT_SYSTEM
 
 IM_START, IM_END = 1, 2

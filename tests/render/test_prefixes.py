@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyrie.chat_template import Template
 from eyrie.conversation import Reject
-from eyrie.prefixes import Watched
-from eyrie.render import MANY_TURNS, Renderer, TurnRow
+from eyrie.render.chat_template import Template
+from eyrie.render.prefixes import Watched
+from eyrie.render.renderer import MANY_TURNS, Renderer, TurnRow
 from tests.family_targets import FAMILIES, family_target
-from tests.test_render_property import PLANS, Plan, base, under
+from tests.render.test_render_property import PLANS, Plan, base, under
 
 __all__ = ["base"]  # a fixture
 
@@ -63,7 +63,7 @@ def outcomes(renderer: Renderer, messages: list[dict[str, Any]], *, turn_by_turn
     """Ids and starts of the rows, reasons and details of the rejects."""
     with pytest.MonkeyPatch.context() as patch:
         if turn_by_turn:
-            patch.setattr("eyrie.render.MANY_TURNS", len(messages))
+            patch.setattr("eyrie.render.renderer.MANY_TURNS", len(messages))
         found = renderer.turn_rows(messages)
     return [(row.input_ids, row.start) if isinstance(row, TurnRow) else (row.reason, row.detail) for row in found]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from eyrie.answers import Counts
-from eyrie.board import Board, boards, of_dataset, table
-from eyrie.budget import Budget
 from eyrie.engines.base import Answer, Request
-from eyrie.forecast import Pace
 from eyrie.formats.publish import write_json
+from eyrie.generate.answers import Counts
+from eyrie.generate.board import Board, boards, of_dataset, table
+from eyrie.generate.budget import Budget
+from eyrie.generate.forecast import Pace
 from tests.fake_server import FakeServer
 from tests.generate_desk import Desk, FakeEngine, questions
 

@@ -21,7 +21,7 @@ CHILD = """
 import resource, sys
 from pathlib import Path
 from eyrie.errors import run_cli
-from eyrie.generate import generate
+from eyrie.generate.stage import generate
 from tests.generate_desk import FakeEngine, FakeRenderer, recipe_of
 from tests.turns_desk import TalkRenderer
 
@@ -40,7 +40,7 @@ run_cli(lambda: generate(
 
 def child(root: Path, slots: int, limit: int = 0, turns: int = 0) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", CHILD, str(root), str(slots), str(limit), str(turns)]
-    home = Path(__file__).parents[1]
+    home = Path(__file__).parents[2]
     return subprocess.Popen(
         command, cwd=home, env={**os.environ, "PYTHONPATH": str(home)}, stderr=subprocess.PIPE, text=True
     )
@@ -99,7 +99,7 @@ from pathlib import Path
 from eyrie.config import Engine
 from eyrie.engines import http
 from eyrie.errors import run_cli
-from eyrie.generate import generate
+from eyrie.generate.stage import generate
 from eyrie.recipes import subtree
 from tests.generate_desk import FakeRenderer, recipe_of
 
@@ -129,7 +129,7 @@ def kill_and_resume(root: Path, kills: int, seed: int = 0) -> dict[str, int]:
             options = {"kind": "sglang", "urls": [server.url], "concurrency": draw.choice([1, 4, 16, 64])}
             held, asked = {record["id"] for record in desk.records()}, len(server.asked)
             command = [sys.executable, "-c", SERVED, str(desk.root), json.dumps({**options, "tries": 12})]
-            home = Path(__file__).parents[1]
+            home = Path(__file__).parents[2]
             process = subprocess.Popen(command, cwd=home, env={**os.environ, "PYTHONPATH": str(home)})
             while done < kills and process.poll() is None and len(server.asked) == asked:
                 time.sleep(0.005)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyrie.errors import EyrieError
-from eyrie.journal import Journal, decode, encode
+from eyrie.generate.journal import Journal, decode, encode
 
 RECORDS = st.lists(
     st.fixed_dictionaries({"id": st.text(max_size=8), "output_ids": st.lists(st.integers(0, 1 << 31), max_size=6)}),

@@ -15,14 +15,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyrie.call_forms import CallForm, find_form, lost_of_calls
-from eyrie.chat_template import PROBE_TEXT, REASONING_KEYS, TEMPLATE_ERRORS, Template, load_tokenizer, template_of
-from eyrie.controls import ControlEncoder, Quotes, Trail
 from eyrie.conversation import Reject
 from eyrie.errors import EyrieError
 from eyrie.formats.tokens import MIN_LABELS
-from eyrie.prefixes import Prefixes
-from eyrie.spoken import message_of
+from eyrie.render.call_forms import CallForm, find_form, lost_of_calls
+from eyrie.render.chat_template import (
+    PROBE_TEXT,
+    REASONING_KEYS,
+    TEMPLATE_ERRORS,
+    Template,
+    load_tokenizer,
+    template_of,
+)
+from eyrie.render.controls import ControlEncoder, Quotes, Trail
+from eyrie.render.prefixes import Prefixes
+from eyrie.render.spoken import message_of
 from eyrie.targets.family import Layout, Think, families, recognise
 
 if TYPE_CHECKING:
@@ -120,7 +127,7 @@ class Renderer:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def said(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, tools: bool) -> dict[str, Any]:
-        """The message that an answer is, for the context of the next turn (:mod:`eyrie.spoken`).
+        """The message that an answer is, for the context of the next turn (:mod:`eyrie.render.spoken`).
 
         Raises:
             Reject: ``unparsed``: control strings in a place where the family gives them no meaning.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eyrie.conversation import Reject
-from eyrie.render import Renderer
+from eyrie.render.renderer import Renderer
 from eyrie.targets.selftest import Rendering
 from tests.family_targets import family_target, kimi_target
 

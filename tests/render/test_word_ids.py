@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-import eyrie.words
-from eyrie.words import WordEncoder
+import eyrie.render.words
+from eyrie.render.words import WordEncoder
 from tests.family_targets import base_bpe
 
 # Cuts as the families have them: contractions, letters with one sign before, numbers alone or by threes, lines.
@@ -90,7 +90,7 @@ def test_added_tokens_that_are_text_are_left_to_the_tokenizer() -> None:
 def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, words = made(GPT2)
     assert words is not None
-    monkeypatch.setattr(eyrie.words, "REMEMBERED_WORDS", 5)
+    monkeypatch.setattr(eyrie.render.words, "REMEMBERED_WORDS", 5)
     for number in range(40):
         text = f"word{number} and some more of them"
         assert words.ids(text) == tokenizer.encode(text).ids

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyrie.budget import Budget
 from eyrie.config import Sampling
 from eyrie.engines.base import Answer, Request
 from eyrie.errors import EyrieError, run_cli
 from eyrie.formats.jsonl import write_jsonl
 from eyrie.formats.manifest import RowCounts, read_manifest
 from eyrie.formats.publish import publish
-from eyrie.generate import journal_key
+from eyrie.generate.budget import Budget
+from eyrie.generate.stage import journal_key
 from tests.generate_desk import (
     CONTEXT,
     MAX_TOKENS,
@@ -285,7 +285,7 @@ def test_a_disk_that_fills_while_publishing(desk: Desk, monkeypatch: pytest.Monk
         desk.run(200, FakeEngine())
 
     with monkeypatch.context() as patched:
-        patched.setattr("eyrie.generate.write_jsonl", full)
+        patched.setattr("eyrie.generate.stage.write_jsonl", full)
         with pytest.raises(SystemExit, match=r"error: no space left on device while writing .* nothing half-written"):
             run_cli(run)
     assert list(desk.out.parent.iterdir()) == []

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyrie.chat_template import Template
 from eyrie.conversation import Reject
-from eyrie.render import Renderer, TurnRow
+from eyrie.render.chat_template import Template
+from eyrie.render.renderer import Renderer, TurnRow
 from tests.family_targets import write_target
 
 NAMES = ["<|A|>", "[B]", "<c>", "<|end|>", "[[eos]]"]
