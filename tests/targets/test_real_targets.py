@@ -96,9 +96,14 @@ def check(renderer: Renderer, talk: Talk, row: TurnRow, tools: Any) -> None:
     wanted = [renderer.arguments]
     if renderer.think and family.switch:
         wanted.append(family.switch.thinking if message.get("reasoning") else family.switch.plain)
-    served = [oracle(renderer, talk[: row.turn], tools, arguments)[1] for arguments in wanted]
-    behind = next((decode(context[len(ids) :]) for ids in reversed(served) if context[: len(ids)] == ids), None)
-    assert behind is not None, f"{decode(context)!r} is not {decode(served[-1])!r}"
+    served = [oracle(renderer, talk[: row.turn], tools, arguments) for arguments in wanted]
+    seen = decode(context)
+    # a prompt that ends within an open think block goes on in other ids once the block is closed ("\n" and "\n\n")
+    behind = next(
+        (seen[len(text) :] for text, ids in reversed(served) if context == ids or seen.startswith(text)), None
+    )
+    assert behind is not None, f"{seen!r} is not {served[-1][0]!r}"
+    assert behind or context in [ids for _, ids in served]
     # only an empty think block may stand between the prompt and the answer, since it is the template's
     think = (renderer.think.open, renderer.think.close) if renderer.think else ("", "")
     assert not behind.replace(think[0], "").replace(think[1], "").strip()
