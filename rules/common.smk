@@ -17,8 +17,6 @@ from snakemake.exceptions import WorkflowError
 sys.path.insert(0, str(workflow.basedir))
 # threads that wait for the next loop burn the cores that another job could use: OpenMP's give up soon here
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-# large tensors come and go with every operation; in huge pages (where Linux grants them) each costs a tenth of the faults
-os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))
 
 from eyrie.config import parse_config, read_options
