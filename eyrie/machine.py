@@ -31,6 +31,11 @@ def choose_dtype(name: str, device: str, *, many_rows: bool = False) -> torch.dt
     return torch.bfloat16 if fast else torch.float32
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """Its name as configs and manifests have it, such as ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def use_threads(count: int) -> None:
     """Bound the CPU threads of torch and numba, so that jobs side by side do not fight for the cores."""
     import numba

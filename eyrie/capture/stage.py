@@ -15,7 +15,7 @@ from eyrie.formats.hidden import HiddenLayout, HiddenShard, HiddenWriter
 from eyrie.formats.manifest import RowCounts, verified_manifest
 from eyrie.formats.publish import publish
 from eyrie.formats.tokens import read_tokens
-from eyrie.machine import choose_device, choose_dtype, use_threads
+from eyrie.machine import choose_device, choose_dtype, name_of, use_threads
 from eyrie.progress import Progress
 from eyrie.stopwatch import Stopwatch
 from eyrie.targets.card import TargetCard, default_layers, read_card, read_config, resolve
@@ -101,7 +101,7 @@ def capture(
     )  # fmt: skip
     use_threads(threads)
     device = choose_device(device)
-    compute = str(choose_dtype(chosen.dtype, device, many_rows=True)).removeprefix("torch.")
+    compute = name_of(choose_dtype(chosen.dtype, device, many_rows=True))
     name = f"{tokens.parent.name}/{tokens.name}"
     identity = {**card.identity(), "layers": json.dumps(layout.layers)}
     with publish(out, stage="hidden", recipe=recipe, inputs={name: manifest.sha256}, identity=identity) as draft:

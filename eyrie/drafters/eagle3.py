@@ -91,7 +91,7 @@ class Eagle3(nn.Module):
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
-        self.config, self.compute = config, torch.float32
+        self.config = config
         H = config.hidden_size
         self.fc = Linear(3 * H, H)
         self.midlayer = DraftLayer(config)
@@ -104,11 +104,15 @@ class Eagle3(nn.Module):
 
     def compute_in(self, dtype: torch.dtype) -> Eagle3:
         """Run matrix products in ``dtype``; parameters, norms and the residual stay float32."""
-        self.compute = dtype
         for module in self.modules():
             if isinstance(module, Linear):
                 module.compute = dtype
         return self
+
+    @property
+    def compute(self) -> torch.dtype:
+        """The dtype of its matrix products."""
+        return self.fc.compute
 
     def target_ids(self) -> Tensor:
         """Target token id of every draft id, int64 ``[Dv]``."""

@@ -77,7 +77,7 @@ def _managed(
     from eyrie.engines.cache_gate import CacheGate
     from eyrie.engines.http import Patience
     from eyrie.engines.managed import ManagedEngine
-    from eyrie.machine import choose_dtype
+    from eyrie.machine import choose_dtype, name_of
     from eyrie.servers.flags import sglang_version
     from eyrie.servers.sglang import choose_server_device, server_python, sglang_spec
 
@@ -89,7 +89,7 @@ def _managed(
         return sglang_spec(
             server,
             model=folder,
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=name_of(dtype),
             threads=threads,
             trust_remote_code=target.get("trust_remote_code", False),
             probe_ids=tuple(card.stop_ids[:1]),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,6 @@ class Renderer:
         self.stop_ids = frozenset(stop_ids)
         self._stops = {name for name, id in ids_of.items() if id in self.stop_ids}
         self._template = Template(self.tokenizer, template)
-        self._call_form: CallForm | None = None
         self._tools_render: dict[bool, bool] = {}
         self._segments_agree: bool | None = None
 
@@ -219,12 +219,10 @@ class Renderer:
         shown = {**plain, **dict.fromkeys(REASONING_KEYS, reasoning)} if reasoning else plain
         return self.call_form.of(shown) if shown.get("tool_calls") else shown
 
-    @property
+    @cached_property
     def call_form(self) -> CallForm:
         """The form in which the template takes tool calls."""
-        if self._call_form is None:
-            self._call_form = find_form(lambda messages: self.render(messages, None, generation=False))
-        return self._call_form
+        return find_form(lambda messages: self.render(messages, None, generation=False))
 
     def _turn_row(self, talk: _Talk, turn: int, max_length: int | None) -> TurnRow:
         """Raises :class:`Reject`."""
@@ -327,9 +325,10 @@ class Renderer:
         reasoning, content = (
             self.controls.show(str(message.get(key) or "").strip(), talk.quotes) for key in ("reasoning", "content")
         )
-        if not holds(self.decode(finished[start:end]), reasoning, content):
+        answer = self.decode(finished[start:end])
+        if not holds(answer, reasoning, content):
             raise Reject("reasoning_dropped", f"turn {turn}")
-        if lost := lost_of_calls(self.decode(finished[start:end]), {**message, "content": content}):
+        if lost := lost_of_calls(answer, {**message, "content": content}):
             raise Reject("calls_dropped", f"turn {turn}: {lost}")
         names = {id: name for name, id in self.controls.ids_of.items()}
         before = next((names[id] for id in reversed(finished[:start]) if id in names), "")

@@ -64,10 +64,9 @@ def _thought(text: str, think: Think | None, opened: bool) -> tuple[str, str]:
 def _called(text: str, calls: Calls) -> tuple[str, list[Message]]:
     """What is said before the tool calls, and the calls; nothing but marks and white space may stand behind them."""
     marked = [at for mark in calls.marks if (at := text.find(mark)) >= 0]
-    if not marked and calls.bare and re.fullmatch(f"(?P<call>{calls.bare})", text.strip(), re.DOTALL):
-        marked, calls = [0], Calls(marks=[], pattern=f"\\s*(?P<call>{calls.bare})\\s*")
     if not marked:
-        return text, []
+        bare = re.fullmatch(f"(?P<call>{calls.bare})", text.strip(), re.DOTALL) if calls.bare else None
+        return ("", [_call(bare)]) if bare else (text, [])
     before, rest = text[: min(marked)], text[min(marked) :]
     pattern = re.compile(calls.pattern, re.DOTALL)
     made = [_call(found) for found in pattern.finditer(rest)]

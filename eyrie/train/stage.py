@@ -19,7 +19,7 @@ from eyrie.errors import EyrieError
 from eyrie.formats.hidden import HiddenShard
 from eyrie.formats.manifest import Manifest, RowCounts, verified_manifest
 from eyrie.formats.publish import atomic, publish
-from eyrie.machine import choose_device, choose_dtype, use_threads
+from eyrie.machine import choose_device, choose_dtype, name_of, use_threads
 from eyrie.recipes import canonical_json
 from eyrie.stopwatch import Stopwatch
 from eyrie.targets.card import TargetCard, read_card, resolve
@@ -86,7 +86,7 @@ def train(
         draft.tokens = {"seen": trainer.state.tokens_seen, "train": sum(row.labels for row in splits["train"])}
         draft.facts = {
             "steps": trainer.total_steps,
-            "compute_dtype": str(compute).removeprefix("torch."),
+            "compute_dtype": name_of(compute),
             "parameters": sum(p.numel() for p in drafter.parameters()),
             "fitted_variance": round(fitted, 4),
             "simulated_acceptance_length": round(trainer.state.best, 4),

@@ -8,7 +8,7 @@ hundred steps on the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -41,8 +41,9 @@ def fit_features(drafter: Eagle3, rows: Sequence[Row]) -> float:
     gram_AA = torch.zeros(A, A, dtype=torch.float64)
     cross_AH = torch.zeros(A, H, dtype=torch.float64)
     energy, columns = 0.0, 0
-    for some in batched(spread_rows(rows, COLUMNS_PER_INPUT * A), ROWS):
-        auxes = [row.aux_TA.float() for row in some]
+    chosen = spread_rows(rows, COLUMNS_PER_INPUT * A)
+    for start in range(0, len(chosen), ROWS):
+        auxes = [row.aux_TA.float() for row in chosen[start : start + ROWS]]
         now_CA = torch.cat([aux_TA[:-1] for aux_TA in auxes])
         following_CH = torch.cat([aux_TA[1:, A - H :] for aux_TA in auxes])
         gram_AA += now_CA.t() @ now_CA
@@ -62,10 +63,6 @@ def spread_rows(rows: Sequence[Row], columns: int) -> Sequence[Row]:
     """Every n-th row, so that they hold ``columns`` columns or a little more; all rows where they hold fewer."""
     held = sum(len(row.ids_T) - 1 for row in rows)
     return rows[:: max(1, held // columns)]
-
-
-def batched(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
-    return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
 def explained(gram_AA: Tensor, cross_AH: Tensor, weights_AH: Tensor, energy: float) -> float:
