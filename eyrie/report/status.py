@@ -38,7 +38,7 @@ def standing_instructions(run: Run) -> list[str]:
         f"Completion tokens: {budgets}.",
         f"Rows hold at most {config.tokenize.max_length:,} tokens; answers cut off are "
         + ("dropped." if config.tokenize.truncated == "drop" else "kept."),
-        f"Held out by conversation: {words.share(config.merge.validation_fraction, 0)} for validation, "
+        f"Held out by prompt: {words.share(config.merge.validation_fraction, 0)} for validation, "
         f"{words.share(config.merge.test_fraction, 0)} for the benchmark.",
         f"The drafter may propose {config.merge.draft_vocab_size:,} of the target's tokens.",
     ]
