@@ -325,7 +325,7 @@ class Shift:
         ended: str | None = "truncated"  # half an answer is no context
         if kept.finish_reason != "length":
             try:
-                said = self.renderer.said(kept.prompt_ids, kept.output_ids, tools=bool(talk.tools))
+                said = self.renderer.said(kept.prompt_ids, kept.output_ids, tools=talk.tools)
                 ended = None if talk.hear(said) else talk.ended
             except Reject as reject:
                 ended = reject.reason

@@ -126,7 +126,9 @@ class Renderer:
         """Text of ``ids``, control tokens left out."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def said(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, tools: bool) -> dict[str, Any]:
+    def said(
+        self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, tools: Sequence[dict[str, Any]] | None
+    ) -> dict[str, Any]:
         """The message that an answer is, for the context of the next turn (:mod:`eyrie.render.spoken`).
 
         Raises:

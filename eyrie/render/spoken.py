@@ -9,33 +9,35 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from eyrie.conversation import Reject
-from eyrie.targets.family import Calls, Family, Think
+from eyrie.targets.family import Calls, Family, Listed, Think
 
 Message = dict[str, Any]
+Tools = Sequence[dict[str, Any]] | None
 
 
-def message_of(text: str, family: Family, *, think: Think | None, opened: bool, tools: bool) -> Message:
+def message_of(text: str, family: Family, *, think: Think | None, opened: bool, tools: Tools) -> Message:
     """``role``, ``content`` and, where there are any, ``reasoning`` and ``tool_calls`` (arguments parsed, no ids).
 
     Args:
         text: the answer with its control strings, the one that ended it left out.
         think: the family's think block, where this tokenizer has its tokens.
         opened: the prompt ended inside a think block.
-        tools: tools were declared. Without them a call is text like any other.
+        tools: the declared tools. Without any a call is text like any other.
 
     Raises:
         Reject: ``unparsed``, or ``empty_content`` for an answer that says nothing.
     """
     calls: list[Message] = []
     if family.channels:
-        reasoning, content, calls = _channels(text, family.channels, tools)
+        reasoning, content, calls = _channels(text, family.channels, bool(tools))
     else:
         reasoning, content = _thought(text, think, opened)
         if tools and family.calls:
-            content, calls = _called(content, family.calls)
+            content, calls = _called(content, family.calls, tools)
     if not content.strip() and not calls:
         raise Reject("empty_content", "assistant")
     message: Message = {"role": "assistant", "content": content}
@@ -61,21 +63,68 @@ def _thought(text: str, think: Think | None, opened: bool) -> tuple[str, str]:
     return reasoning.strip("\n"), content.lstrip("\n")
 
 
-def _called(text: str, calls: Calls) -> tuple[str, list[Message]]:
+def _called(text: str, calls: Calls, tools: Tools) -> tuple[str, list[Message]]:
     """What is said before the tool calls, and the calls; nothing but marks and white space may stand behind them."""
     marked = [at for mark in calls.marks if (at := text.find(mark)) >= 0]
     if not marked:
         bare = re.fullmatch(f"(?P<call>{calls.bare})", text.strip(), re.DOTALL) if calls.bare else None
         return ("", [_call(bare)]) if bare else (text, [])
-    before, rest = text[: min(marked)], text[min(marked) :]
+    before, left = text[: min(marked)], text[min(marked) :]
     pattern = re.compile(calls.pattern, re.DOTALL)
-    made = [_call(found) for found in pattern.finditer(rest)]
-    left = pattern.sub("", rest)
+    made = [_call(found) for found in pattern.finditer(left)]
+    left = pattern.sub("", left)
+    if calls.listed and not made:
+        pattern = re.compile(calls.listed.pattern, re.DOTALL)
+        made = [_listed(found, calls.listed, tools) for found in pattern.finditer(left)]
+        left = pattern.sub("", left)
     for mark in calls.marks:
         left = left.replace(mark, "")
     if not made or left.strip():
-        raise Reject("unparsed", f"a tool call that is none: {rest[:60]!r}")
+        raise Reject("unparsed", f"a tool call that is none: {left.strip()[:60] or text[:60]!r}")
     return before.rstrip("\n"), made
+
+
+def _listed(found: re.Match[str], listed: Listed, tools: Tools) -> Message:
+    """From a call whose arguments are written one by one."""
+    argument = re.compile(listed.argument, re.DOTALL)
+    if argument.sub("", found["text"]).strip():
+        raise Reject("unparsed", f"a tool call with text beside its arguments: {found['text'][:60]!r}")
+    name, arguments = found["name"], {}
+    for one in argument.finditer(found["text"]):
+        marked = one.groupdict().get("string")
+        kinds = _kinds(tools, name, one["name"]) if marked is None else {"string"} if marked == "true" else set()
+        arguments[one["name"]] = _value(one["text"], kinds)
+    return _as_message(name, arguments)
+
+
+def _kinds(tools: Tools, function: str, argument: str) -> set[str]:
+    """The JSON types that a declaration allows for an argument; a string when it does not say."""
+    for tool in tools or ():
+        declared = tool.get("function") or tool
+        if declared.get("name") == function:
+            schema = ((declared.get("parameters") or {}).get("properties") or {}).get(argument)
+            return _types(schema) or {"string"}
+    return {"string"}
+
+
+def _types(schema: Any) -> set[str]:
+    if not isinstance(schema, dict):
+        return set()
+    named = schema.get("type")
+    found = {named} if isinstance(named, str) else set(named or ())
+    return found.union(*(_types(part) for key in ("anyOf", "oneOf") for part in schema.get(key) or ()))
+
+
+def _value(text: str, kinds: set[str]) -> Any:
+    """An argument's text, as servers read it: a string where one is allowed, else JSON where it is some."""
+    if "string" in kinds:
+        return text
+    if text.strip() in ("True", "False", "None"):  # templates that write a value by Python's name for it
+        text = {"True": "true", "False": "false", "None": "null"}[text.strip()]
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _channels(text: str, pattern: str, tools: bool) -> tuple[str, str, list[Message]]:
@@ -108,7 +157,10 @@ def _call(found: re.Match[str], name: str | None = None) -> Message:
             name, arguments = name or groups["name"], json.loads(groups["text"].strip() or "{}")
     except (ValueError, AttributeError, RecursionError) as error:
         raise Reject("unparsed", f"a tool call: {error}"[:160]) from None
-    arguments = {} if arguments is None else arguments
+    return _as_message(name, {} if arguments is None else arguments)
+
+
+def _as_message(name: Any, arguments: Any) -> Message:
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise Reject("unparsed", "a tool call without a name, or with arguments that are no object")
     return {"type": "function", "function": {"name": name, "arguments": arguments}}

@@ -45,13 +45,24 @@ class Switch(Part):
     plain: dict[str, Any]
 
 
+class Listed(Part):
+    """Calls whose arguments are written one by one: ``pattern`` finds a call (groups ``name`` and ``text``), ``argument``
+    each of its arguments: groups ``name`` and ``text``, and ``string`` where the answer says whether the text is a
+    string ("true") or JSON. Where it does not, the tool's declaration says what the text is."""
+
+    pattern: str
+    argument: str
+
+
 class Calls(Part):
     """How an answer calls tools. A text with one of ``marks`` calls some; ``pattern`` finds each call: its group
-    ``call`` is JSON of name and arguments, or ``name`` and ``text`` are the name and JSON of the arguments. ``bare``
-    is the pattern of a whole answer that is one call without any mark."""
+    ``call`` is JSON of name and arguments, or ``name`` and ``text`` are the name and JSON of the arguments. ``listed``
+    is another way that members of the family have. ``bare`` is the pattern of a whole answer that is one call without
+    any mark."""
 
     marks: list[str]
     pattern: str
+    listed: Listed | None = None
     bare: str | None = None
 
 

@@ -6,7 +6,7 @@ It is no build of the sgl-kernel project. It holds the functions that SGLang imp
 embeddings and activations in plain torch itself.
 """
 
-from sgl_kernel import attention
+from sgl_kernel import attention, fp8_cache
 from sgl_kernel.slots import (
     assign_draft_cache_locs_contiguous_cpu,
     assign_extend_cache_locs_cpu,
@@ -34,3 +34,4 @@ __all__ = [
 ]
 
 attention.register()
+fp8_cache.register()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -127,3 +128,17 @@ def test_a_real_server_that_is_killed_in_the_middle_comes_back_and_the_shard_is_
     assert house.state().restarts == 1
     ids = [record["id"] for record in desk.records()]
     assert len(ids) == len(set(ids)), "an answer was bought twice"
+
+
+def test_a_real_server_with_an_fp8_cache_is_held_against_the_plain_one(house: House, long_serving_python: Path) -> None:
+    """A random target is far from sure of its words, so the gate stands as low as it can: that it looks is tested."""
+    other = House(house.folder / "fp8", house.model, long_serving_python)
+    changed = {"kv_cache": "fp8", "kv_cache_gate": 0.01, "idle_s": 0.0}
+    other.server, other.stop_ids = other.server.model_copy(update=changed), house.stop_ids
+    other.answer(other.desk("answers"), "sglang")
+    (record,) = other.servers.glob("*/kv_cache.json")
+    figures = json.loads(record.read_text())
+    assert figures["plain_agreement"] == 1.0
+    assert 0.01 <= figures["agreement"] <= 1.0
+    assert figures["logprob_drift"] > 0, "rounded keys and values change probabilities"
+    assert "fp8_e4m3" in Files(record.parent).read_spec().command

@@ -99,7 +99,7 @@ def played(row: dict[str, Any]) -> tuple[list[list[int]], str | None]:
         if answer.finish_reason == "length":
             return answers, "truncated"
         try:
-            if not talk.hear(renderer.said(prompt, answer.output_ids, tools="tools" in row)):
+            if not talk.hear(renderer.said(prompt, answer.output_ids, tools=row.get("tools"))):
                 return answers, talk.ended
         except Reject as reject:
             return answers, reject.reason

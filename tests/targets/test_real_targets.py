@@ -20,7 +20,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from eyrie.conversation import Reject
 from eyrie.errors import EyrieError
 from eyrie.render.renderer import Renderer, TurnRow
-from eyrie.targets.selftest import TOOL, Rendering, examine
+from eyrie.targets.selftest import Rendering, examine
 
 NAMED = os.environ.get("EYRIE_REAL_TARGETS")
 FOLDERS = sorted(path for path in Path(NAMED).iterdir() if (path / "config.json").is_file()) if NAMED else []
@@ -30,6 +30,15 @@ pytestmark = [
 ]
 
 Talk = list[dict[str, Any]]
+TYPES = {"word": {"type": "string"}, "n": {"type": "integer"}}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "Looks a word up.",
+        "parameters": {"type": "object", "properties": TYPES, "required": ["word"]},
+    },
+}
 SYSTEM = {"role": "system", "content": "Answer in one sentence, \u8bf7\u7528\u4e2d\u6587 or English."}
 FIRST = {
     "role": "user",
@@ -122,7 +131,7 @@ def read_back(renderer: Renderer, talk: Talk, row: TurnRow, tools: Any) -> str:
     """What the family makes of the answer, had the target given it: "" when that is the message."""
     message = talk[row.turn]
     try:
-        said = renderer.said(row.input_ids[: row.start], row.input_ids[row.start :], tools=bool(tools))
+        said = renderer.said(row.input_ids[: row.start], row.input_ids[row.start :], tools=tools)
     except Reject as reject:
         return str(reject)
     calls = [call["function"] for call in said.get("tool_calls", [])]
