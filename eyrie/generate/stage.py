@@ -47,7 +47,9 @@ class PromptRenderer(Protocol):
 
     def decode(self, ids: list[int]) -> str: ...
 
-    def said(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, tools: bool) -> dict[str, Any]: ...
+    def said(
+        self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, tools: Sequence[dict[str, Any]] | None
+    ) -> dict[str, Any]: ...
 
     def last_turn(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None

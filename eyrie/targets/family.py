@@ -46,9 +46,12 @@ class Switch(Part):
 
 
 class Listed(Part):
-    """Calls whose arguments are written one by one: ``pattern`` finds a call (groups ``name`` and ``text``), ``argument``
-    each of its arguments: groups ``name`` and ``text``, and ``string`` where the answer says whether the text is a
-    string ("true") or JSON. Where it does not, the tool's declaration says what the text is."""
+    """Calls whose arguments are written one by one.
+
+    ``pattern`` finds a call (groups ``name`` and ``text``), ``argument`` each of its arguments: groups ``name`` and
+    ``text``, and ``string`` where the answer says whether the text is a string ("true") or JSON. Where it does not,
+    the tool's declaration says what the text is.
+    """
 
     pattern: str
     argument: str

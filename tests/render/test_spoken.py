@@ -77,7 +77,8 @@ def test_what_the_template_wrote_is_read_back(name: str, answer: dict[str, Any],
         ("qwen3", "<tool_call>\n<function=lookup>\n</function>\n</tool_call> and text", True, "unparsed"),
         (
             "deepseek-v3.1",
-            '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="lookup">\n<｜DSML｜parameter name="word">a</｜DSML｜parameter>\n'
+            '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="lookup">\n'
+            '<｜DSML｜parameter name="word">a</｜DSML｜parameter>\n'
             "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
             True,
             "unparsed",
@@ -148,7 +149,8 @@ def test_a_call_without_declared_tools_is_text(tmp_path: Path) -> None:
         ),
         (
             "qwen3",  # Qwen3-Coder and Qwen3.5
-            "<think>\nLook.\n</think>\n\nA moment.\n\n<tool_call>\n<function=lookup>\n<parameter=word>\n12\n\n</parameter>\n"
+            "<think>\nLook.\n</think>\n\nA moment.\n\n<tool_call>\n<function=lookup>\n"
+            "<parameter=word>\n12\n\n</parameter>\n"
             "<parameter=n>\n3\n</parameter>\n<parameter=often>\nTrue\n</parameter>\n"
             '<parameter=of>\n{"a": [1]}\n</parameter>\n<parameter=free>\n4\n</parameter>\n</function>\n</tool_call>\n'
             "<tool_call>\n<function=lookup>\n<parameter=word>\nb\n</parameter>\n<parameter=n>\nthree\n</parameter>\n"
