@@ -47,13 +47,14 @@ class House:
             write_json(desk.target, card.model_copy(update={"stop_ids": self.stop_ids}).model_dump())
         return desk
 
-    def answer(self, desk: Desk, kind: str) -> None:
+    def answer(self, desk: Desk, kind: str, **more: Any) -> None:
+        """``more``: further parts of the recipe."""
         made_of: dict[str, Any] = {
             "target": {"dtype": "float32"},
             "engine": {} if kind == "transformers" else {"kind": kind},
         }
         generate(
-            recipe_of(BUDGET, max_tokens=MAX_TOKENS) | made_of, prompts=desk.prompts, target=desk.target,
+            recipe_of(BUDGET, max_tokens=MAX_TOKENS) | made_of | more, prompts=desk.prompts, target=desk.target,
             model=str(self.model), out=desk.out, journal=desk.journal, options=Engine(kind=kind),
             server=self.server, servers=self.servers,
         )  # fmt: skip
@@ -77,6 +78,8 @@ def house(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path, serving_p
     often = Counter(id for row in endless.rows() for id in set(row["output_ids"])).most_common(1)[0][0]
     house.stop_ids = sorted({2, often})
     yield house
+    if not house.servers.exists():
+        return
     state = house.state()
     left = [state.supervisor, state.guard, *members(state.guard)]
     os.kill(state.supervisor, signal.SIGTERM)
@@ -133,9 +136,9 @@ def test_a_real_server_that_is_killed_in_the_middle_comes_back_and_the_shard_is_
 def test_a_real_server_with_an_fp8_cache_is_held_against_the_plain_one(house: House, long_serving_python: Path) -> None:
     """A random target is far from sure of its words, so the gate stands as low as it can: that it looks is tested."""
     other = House(house.folder / "fp8", house.model, long_serving_python)
-    changed = {"kv_cache": "fp8", "kv_cache_gate": 0.01, "idle_s": 0.0}
+    changed = {"kv_cache_gate": 0.01, "idle_s": 0.0}
     other.server, other.stop_ids = other.server.model_copy(update=changed), house.stop_ids
-    other.answer(other.desk("answers"), "sglang")
+    other.answer(other.desk("answers"), "sglang", server={"kv_cache": "fp8"})
     (record,) = other.servers.glob("*/kv_cache.json")
     figures = json.loads(record.read_text())
     assert figures["plain_agreement"] == 1.0
