@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from eyrie.config import Config
+from eyrie.datasets.pins import hub_of
 from eyrie.errors import EyrieError
 
 # Raise a stage's number when its code changes its output. A comment must not cost money, so nothing hashes source.
@@ -83,7 +84,11 @@ def _target(config: Config, *_: str) -> dict[str, Any]:
 
 
 def _ingest(config: Config, dataset: str, shard: str, *_: str) -> dict[str, Any]:
-    source = subtree(config.datasets[dataset], "token_budget", "tokens_per_shard", "weight", "token_cap", "sampling")
+    chosen = config.datasets[dataset]
+    source = subtree(chosen, "token_budget", "tokens_per_shard", "weight", "token_cap", "sampling")
+    hub = hub_of(chosen)
+    if hub and hub.revision:
+        source["revision"] = hub.revision  # the adapter's own pin may move with a release
     return {"dataset": source, "shard": int(shard[1:])}
 
 

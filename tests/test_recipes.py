@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from eyrie.config import ENGINE_FITS, Config, parse_config
 from eyrie.config.reference import is_machine, options
+from eyrie.datasets import find_adapter
 from eyrie.recipes import REVISIONS, canonical_json, recipe
 
 RAW: dict[str, Any] = {
@@ -144,7 +145,7 @@ CONTENT: dict[str, Any] = {
     "sampling.top_p": 0.5,
     "sampling.max_tokens": 17,
     "sampling.seed": 5,
-    "datasets.<name>.adapter": "other",
+    "datasets.<name>.adapter": "gsm8k",
     "datasets.<name>.kind": "native",
     "datasets.<name>.path": "x.jsonl",
     "datasets.<name>.options": {"a": 1},
@@ -193,6 +194,20 @@ def test_every_other_option_changes_some_recipe(dotted: str) -> None:
         external = set_option(RAW, "bench.suites.<name>.dataset", "other")
         changed, before = all_recipes(set_option(external, dotted, value)), all_recipes(external)
     assert any(changed.get(key) != text for key, text in before.items()), "a change that no stage would notice"
+
+
+def test_the_commit_of_a_hub_dataset_is_part_of_its_recipe() -> None:
+    """An adapter's own pin counts like one of the config: a release that moves it makes the prompts stale."""
+    pin = find_adapter("ultrachat").hub.revision
+
+    def commit(**more: Any) -> Any:
+        dataset = {"adapter": "ultrachat", "token_budget": 1000, **more}
+        config = parse_config({"run": "r", "target": {"model": "x/y"}, "datasets": {"talk": dataset}})
+        return recipe(config, "ingest", dataset="talk", shard="s0000")["dataset"].get("revision")
+
+    assert commit() == commit(revision=pin) == pin
+    assert commit(revision="a" * 40) == "a" * 40
+    assert commit(path="mine.jsonl") is None
 
 
 def test_canonical_json_refuses_what_has_no_value() -> None:

@@ -10,6 +10,7 @@ from eyrie.datasets.schema import Row, chat, column, schema
 @schema(
     "swe-agent",
     repo="nebius/SWE-agent-trajectories",
+    revision="68195a1450865274106246d0d0296a1d6807b88e",
     licence="CC-BY-4.0; each repository's own; Llama 3.1's for its answers",
     columns={
         "instance_id": "the task",

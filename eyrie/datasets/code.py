@@ -11,6 +11,7 @@ from eyrie.datasets.schema import Row, column, pair, schema
     "opencodeinstruct",
     repo="nvidia/OpenCodeInstruct",
     subset="train",
+    revision="8f3ba5bafe4d6e8db46082cf7ae6741bc370604d",
     licence="CC-BY-4.0",
     columns={
         "id": "name of the row",
@@ -43,6 +44,7 @@ def opencodeinstruct(row: Row, source: Source) -> Row:
 @schema(
     "magicoder-oss",
     repo="ise-uiuc/Magicoder-OSS-Instruct-75K",
+    revision="5f839b1f368a76b161028bb9edff055db34022b2",
     licence="MIT",
     columns={"lang": "programming language", "problem": "the user's text", "solution": "the answer"},
 )

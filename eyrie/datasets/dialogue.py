@@ -11,6 +11,7 @@ from eyrie.datasets.schema import Row, chat, column, pair, schema
     "ultrachat",
     repo="HuggingFaceH4/ultrachat_200k",
     split="train_sft",
+    revision="8049631c405ae6576f93f445c6b8166f76f5505a",
     licence="MIT",
     columns={"prompt_id": "name of the row", "messages": "list of {content, role}: user and assistant in turn"},
 )
@@ -27,6 +28,7 @@ def ultrachat(row: Row, _: Source) -> Row:
 @schema(
     "sharegpt",
     repo="Aeala/ShareGPT_Vicuna_unfiltered",
+    revision="8b0048ad6ae8c22f46a78c15559dec98feef5539",
     licence="Apache-2.0; the text is scraped from ChatGPT",
     columns={"id": "name, with _N for the N-th part of a long one", "conversations": "list of {from, value}"},
 )

@@ -49,6 +49,7 @@ def deepswe(row: Row, _: Source) -> Row:
     "hermes-kimi",
     repo="lambda/hermes-agent-reasoning-traces",
     subset="kimi",
+    revision="b92885e4f0161d4b2536512710e004d4892cac6e",
     licence="Apache-2.0",
     columns={
         "id": "name of the row",

@@ -12,6 +12,7 @@ from eyrie.errors import EyrieError
     "mixture-of-thoughts",
     repo="open-r1/Mixture-of-Thoughts",
     subset="all",
+    revision="e55fa28006c0d0ec60fb3547520f775dd42d02cd",
     licence="none stated; differs by source",
     columns={"messages": "list of {content, role}: user, assistant", "source": "the set that the row comes from"},
 )
@@ -29,6 +30,7 @@ def mixture_of_thoughts(row: Row, _: Source) -> Row:
     "openthoughts",
     repo="open-thoughts/OpenThoughts-114k",
     subset="default",
+    revision="bd093c3994fd54d2390985b66988ddf282a55eb6",
     licence="Apache-2.0",
     columns={"system": "the system text", "conversations": "list of {from, value}: user, assistant"},
     system="keep",

@@ -24,7 +24,7 @@ from eyrie.errors import EyrieError
 from eyrie.formats.manifest import verified_manifest
 
 ROOT = Path(__file__).parents[2]
-CHAT, MATHS, GSM = "HuggingFaceH4/ultrachat_200k", "allenai/math_qa", "openai/gsm8k"
+CHAT, MATHS, GSM = "mlabonne/open-perfectblend", "allenai/math_qa", "openai/gsm8k"
 OLD, NEW, BRANCH, DIGITS = "a" * 40, "b" * 40, "c" * 40, "1" * 40
 
 CONFIG = """\
@@ -35,7 +35,7 @@ target: {model: x/y}
 datasets:
   # A chat.
   chat:
-    adapter: ultrachat   # its rows are long
+    adapter: perfectblend   # its rows are long
     # so many tokens
     token_budget: 10
 
@@ -177,7 +177,7 @@ def test_every_byte_but_the_pins_stays(line_end: str, hub: Hub, tmp_path: Path) 
 
 
 def test_a_file_without_a_last_line_end(hub: Hub, tmp_path: Path) -> None:
-    text = "run: a\ntarget: {model: x/y}\ndatasets:\n  chat:\n      token_budget: 1\n      adapter: ultrachat"
+    text = "run: a\ntarget: {model: x/y}\ndatasets:\n  chat:\n      token_budget: 1\n      adapter: perfectblend"
     path = written(tmp_path, text)
     pinned(path)
     assert path.read_text() == f"{text}\n      revision: {NEW}"
@@ -248,9 +248,9 @@ def test_a_hub_that_does_not_answer_leaves_the_file_as_it_was(
     "datasets",
     [
         # The pin would reach the second section too, which reads a file.
-        "  a: &a\n    adapter: ultrachat\n    token_budget: 1\n  b:\n    <<: *a\n    path: mine.jsonl\n",
-        "  a:\n    ? adapter\n    : ultrachat\n    token_budget: 1\n",
-        "  <<: {a: {adapter: ultrachat, token_budget: 1}}\n",
+        "  a: &a\n    adapter: perfectblend\n    token_budget: 1\n  b:\n    <<: *a\n    path: mine.jsonl\n",
+        "  a:\n    ? adapter\n    : perfectblend\n    token_budget: 1\n",
+        "  <<: {a: {adapter: perfectblend, token_budget: 1}}\n",
     ],
     ids=["merged", "explicit", "hidden"],
 )
@@ -263,10 +263,10 @@ def test_a_file_that_cannot_be_edited_safely_is_left_alone(datasets: str, hub: H
 
 
 def test_two_names_of_one_section_are_pinned_once(hub: Hub, tmp_path: Path) -> None:
-    text = "run: a\ntarget: {model: x/y}\ndatasets:\n  a: &a\n    adapter: ultrachat\n    token_budget: 1\n  b: *a\n"
+    text = "run: a\ntarget: {model: x/y}\ndatasets:\n  a: &a\n    adapter: perfectblend\n    token_budget: 1\n  b: *a\n"
     path = written(tmp_path, text)
     pinned(path)
-    assert path.read_text() == text.replace("ultrachat\n", f"ultrachat\n    revision: {NEW}\n")
+    assert path.read_text() == text.replace("perfectblend\n", f"perfectblend\n    revision: {NEW}\n")
     assert {dataset.revision for dataset in load_config(path).datasets.values()} == {NEW}
 
 

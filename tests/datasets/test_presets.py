@@ -8,6 +8,7 @@ import pytest
 
 from eyrie.config import load_config
 from eyrie.datasets import find_adapter
+from eyrie.datasets.pins import hub_of, is_pinned
 from eyrie.datasets.registry import Hub
 
 ROOT = Path(__file__).parents[2]
@@ -34,9 +35,13 @@ def test_the_kimi_preset_names_ten_sources_and_their_budgets() -> None:
     for name, count in rows.items():
         owned = len(datasets[name].shards) * datasets[name].prompts_per_shard
         assert owned <= count, f"the last shard of {name} would be empty"
-    # A revision that the adapter was written for and the preset's pin are the same commit.
-    for name in ("deepswe", "glaive"):
-        assert datasets[name].revision == find_adapter(datasets[name].adapter).hub.revision
+    for name, dataset in datasets.items():
+        hub = hub_of(dataset)
+        assert hub is not None
+        assert is_pinned(hub), name
+        assert dataset.revision == find_adapter(dataset.adapter).hub.revision, (
+            "the commit that the adapter was written for"
+        )
 
 
 def test_the_ingest_benchmark_reads_all_that_it_writes(tmp_path: Path) -> None:
