@@ -255,7 +255,7 @@ class Renderer:
         ended = self.controls.cut_behind(answer, self._stops)
         if ended is None:
             raise Reject("no_stop_id", f"turn {turn}")
-        if lost := lost_of_calls(ended, message):
+        if lost := lost_of_calls(self.controls.words(ended, set()), message):  # "end" is no word of <|im_end|>
             raise Reject("calls_dropped", f"turn {turn}: {lost}")
         ids = self._ids(talk, context)
         self._check_answer(self.controls.last(talk.trail), self.controls.controls(ended), turn)

@@ -66,6 +66,13 @@ def test_a_turn_that_is_rendered_in_part_is_a_reject(answer: dict[str, Any], los
     assert rows(renderer, [USER, ASKED]) == ['[lookup {"word": "\u8bcd"}]<|im_end|>']
 
 
+def test_what_a_control_string_spells_is_not_said(tmp_path: Path) -> None:
+    renderer = Renderer(family_target("chatml", tmp_path, FIRST_ALONE))
+    assert rows(renderer, [USER, {**ASKED, "content": "im_end"}]) == [
+        "calls_dropped: turn 1: what is said beside the calls"
+    ]
+
+
 def test_the_same_holds_where_the_boundary_is_found_in_the_ids(tmp_path: Path) -> None:
     """With a hint behind the generation prompt the finished turn does not continue it."""
     hinted = FIRST_ALONE.replace("'<|im_start|>assistant\\n' }}", "'<|im_start|>assistant\\nSure: ' }}")

@@ -176,8 +176,8 @@ def test_what_a_person_wrote_is_never_a_control_token(folder: Path) -> None:
     controls = set(renderer.controls.ids_of.values())
     quote = " ".join(renderer.controls.ids_of)[:4000]
     for talk in (TALKS["system, two turns"], TALKS["a call"]):
-        quoting = [{**message, "content": f"{message['content']} {quote} end"} for message in talk]
-        clean = [{**message, "content": f"{message['content']} end"} for message in talk]
+        quoting = [{**message, "content": f"{message['content']} {quote} Amen"} for message in talk]
+        clean = [{**message, "content": f"{message['content']} Amen"} for message in talk]
         for one, other in zip(renderer.turn_rows(quoting), renderer.turn_rows(clean), strict=True):
             if isinstance(other, Reject):
                 assert isinstance(one, Reject)
@@ -201,4 +201,5 @@ def test_the_switch_of_thinking(thinking: bool, folder: Path) -> None:
         return
     assert renderer.family.switch
     assert switched.template_kwargs == (renderer.family.switch.thinking if thinking else renderer.family.switch.plain)
-    assert switched.own_reasoning == (found.own_reasoning if thinking else "lost")
+    # a template that thinks only when it is told to keeps then what had to be inserted by default
+    assert switched.own_reasoning in ({found.own_reasoning, "kept"} if thinking else {"lost"})
