@@ -40,16 +40,21 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
         raise EyrieError(f"{folder}: its tokenizer cannot be loaded ({why}); {mend}") from error
 
 
-def template_of(tokenizer: Any, folder: Path) -> str:
-    """The chat template's text (the default one of several). Raises :class:`EyrieError` when there is none."""
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
+def templates_of(tokenizer: Any, folder: Path) -> tuple[str, str]:
+    """The chat template without declared tools, and with: the same one unless the tokenizer has a ``tool_use``.
+
+    Raises:
+        EyrieError: there is none.
+    """
+    named = tokenizer.chat_template
+    if not isinstance(named, dict):
+        named = {"default": named}
+    template = named.get("default")
     if not template:
         raise EyrieError(
             f"{folder}: the tokenizer has no chat template; use an instruction-tuned model, or add chat_template.jinja"
         )
-    return str(template)
+    return str(template), str(named.get("tool_use") or template)
 
 
 class Template:
@@ -58,19 +63,28 @@ class Template:
     The library checks and copies every message on each call, which costs more than the template itself. Its compiled
     template is called directly instead, unless the tokenizer brings its own code or the two disagree on a probe.
 
+    Args:
+        folder: named in errors.
+
     Attributes:
         direct: whether the compiled template is called, so that it can be run piece by piece.
+        texts: the template's text without declared tools, and with.
+
+    Raises:
+        EyrieError: the tokenizer has no template.
     """
 
-    def __init__(self, tokenizer: Any, template: str) -> None:
+    def __init__(self, tokenizer: Any, folder: Path) -> None:
         self._tokenizer = tokenizer
         self.direct = False
+        self.texts = templates_of(tokenizer, folder)
         try:
             from transformers import PreTrainedTokenizerBase
             from transformers.utils.chat_template_utils import _compile_jinja_template
 
-            self._compiled, self._names = _compile_jinja_template(template), tokenizer.special_tokens_map
-            self._compiled.globals["strftime_now"] = DAY.strftime  # the library keeps it, and so has the same day
+            self._compiled, self._names = [*map(_compile_jinja_template, self.texts)], tokenizer.special_tokens_map
+            for compiled in self._compiled:
+                compiled.globals["strftime_now"] = DAY.strftime  # the library keeps it, and so has the same day
             if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
                 return
             probe: list[dict[str, Any]] = [
@@ -94,7 +108,7 @@ class Template:
     ) -> Iterator[str]:
         """The text in the pieces in which the template writes it; ``direct`` templates only."""
         given = {**self._names, **arguments}
-        yield from self._compiled.generate(
+        yield from self._compiled[bool(tools)].generate(
             messages=messages, tools=tools, documents=None, add_generation_prompt=generation, **given
         )
 

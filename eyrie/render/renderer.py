@@ -26,7 +26,6 @@ from eyrie.render.chat_template import (
     TEMPLATE_ERRORS,
     Template,
     load_tokenizer,
-    template_of,
 )
 from eyrie.render.controls import ControlEncoder, Quotes, Trail
 from eyrie.render.prefixes import Prefixes
@@ -88,10 +87,10 @@ class Renderer:
         self.tokenizer = load_tokenizer(
             self.folder, trust_remote_code=rendering.trust_remote_code if rendering else False
         )
-        template = template_of(self.tokenizer, self.folder)
+        self._template = Template(self.tokenizer, self.folder)
         added = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
         named = rendering.family if rendering else None
-        self.family = families()[named] if named else recognise(added, template)
+        self.family = families()[named] if named else recognise(added, self._template.texts[0])
         self.arguments = dict(rendering.template_kwargs) if rendering else {}
         self.thinking = rendering.thinking if rendering else None
         self.controls = ControlEncoder(self.tokenizer, self.family.control_tokens())
@@ -103,7 +102,6 @@ class Renderer:
             stop_ids = [*self.family_stops(), *([] if eos is None else [eos])]
         self.stop_ids = frozenset(stop_ids)
         self._stops = {name for name, id in ids_of.items() if id in self.stop_ids}
-        self._template = Template(self.tokenizer, template)
         self._tools_render: dict[bool, bool] = {}
         self._segments_agree: bool | None = None
 

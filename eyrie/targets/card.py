@@ -199,7 +199,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def _tokenizer_facts(folder: Path, config: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
     """``stop_ids``, ``special_ids``, ``template`` and ``rendering`` of the card."""
-    from eyrie.render.chat_template import template_of
+    from eyrie.render.chat_template import templates_of
     from eyrie.render.renderer import Renderer
 
     if not _tokenizer_files(folder):
@@ -220,7 +220,7 @@ def _tokenizer_facts(folder: Path, config: dict[str, Any], chosen: dict[str, Any
     stops -= {id for name, id in renderer.controls.ids_of.items() if name in renderer.family.message_ends}
     if not stops:
         raise EyrieError(f"{folder}: names no eos token; set eos_token_id in generation_config.json")
-    template = template_of(tokenizer, folder)
+    template = "\0".join(dict.fromkeys(templates_of(tokenizer, folder)))
     if rendering.template_kwargs:
         template += "\0" + canonical_json(rendering.template_kwargs)
     return {

@@ -137,7 +137,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
 def under(base: Renderer, plan: Plan) -> Renderer:
     """The same tokenizer under another template."""
     base.tokenizer.chat_template = plan.jinja()
-    base._template = Template(base.tokenizer, plan.jinja())
+    base._template = Template(base.tokenizer, base.folder)
     base._segments_agree = None
     return base
 

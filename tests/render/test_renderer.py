@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,31 @@ def test_the_generation_prompt_is_what_the_template_says(renderer: Renderer) -> 
     assert ids.count(IM_START) == 3
     assert ids.count(IM_END) == 2
     assert renderer.stop_ids == {IM_END}
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_template_of_its_own_for_tools_is_used_with_tools_alone(
+    tiny_target: Path, tmp_path: Path, direct: bool
+) -> None:
+    """Hermes has a ``default`` and a ``tool_use``, and servers choose by whether tools are declared."""
+    shown = "{{ '<|im_start|>tools ' ~ (tools | tojson) ~ '<|im_end|>' }}" + CHATML
+    with_template(tiny_target, tmp_path, CHATML)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "chat_template.jinja").unlink()
+    config["chat_template"] = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": shown}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    renderer = Renderer(tmp_path)
+    assert renderer._template.direct
+    renderer._template.direct = direct
+    tool = {"type": "function", "function": {"name": "lookup"}}
+    for tools in (None, [tool]):
+        whole = renderer.tokenizer.apply_chat_template(
+            CHAT[:1], tools=tools, tokenize=False, add_generation_prompt=True
+        )
+        assert ("lookup" in whole) == bool(tools)
+        assert renderer.tokenizer.decode(renderer.prompt_ids(CHAT[:1], tools)) == whole
+    rows = rows_of(renderer, CHAT, tools=[tool])
+    assert all("lookup" in renderer.tokenizer.decode(row.input_ids[: row.start]) for row in rows)
 
 
 def test_a_quoted_control_string_is_no_control_id(renderer: Renderer) -> None:
