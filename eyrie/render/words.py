@@ -13,7 +13,7 @@ import re
 from itertools import chain
 from typing import Any
 
-REMEMBERED_WORDS = 1_000_000
+REMEMBERED_CHARS = 1 << 22  # up to 300 MB of words and ids, when the words are Chinese; then the memory starts anew
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # The characters that are cut here, by class, as they stand inside brackets. A normalizer of the kind NFC leaves all of
 # them as they are; one of the kind NFKC does so with ASCII alone.
@@ -53,6 +53,7 @@ class WordEncoder:
     def __init__(self, plain: Any, stages: list[re.Pattern[str]], unsafe: re.Pattern[str]) -> None:
         self._plain, self._stages, self._unsafe = plain, stages, unsafe
         self._memory: dict[str, list[int]] = {}
+        self._remembered = 0
 
     @classmethod
     def of(cls, plain: Any, content: dict[str, Any]) -> WordEncoder | None:
@@ -100,12 +101,14 @@ class WordEncoder:
 
     def _learn(self, words: list[str]) -> bool:
         """Remember new words. False when one of them is no single word when it stands alone."""
-        if len(self._memory) > REMEMBERED_WORDS:
+        if self._remembered > REMEMBERED_CHARS:
             self._memory.clear()
+            self._remembered = 0
         new = [word for word in dict.fromkeys(words) if word not in self._memory]
         if any(stage.findall(word) != [word] for word in new for stage in self._stages):
             return False
         encoded = self._plain.encode_batch_fast(new, add_special_tokens=False)
+        self._remembered += sum(map(len, new))
         self._memory.update((word, encoding.ids) for word, encoding in zip(new, encoded, strict=True))
         return True
 

@@ -48,7 +48,10 @@ def made(cut: dict[str, Any], **changes: Any) -> tuple[Tokenizer, WordEncoder | 
 
 
 ENCODERS = {name: made(cut) for name, cut in KNOWN.items()}
-FOREIGN = "\u4f60\u597d\uff0c\u3002\u3000\u2002\u00a0\u00e9\u00df\u00b5\u00b2\u00bd\u2460\uff12\uff21\u042f\u3042\u30fc\ud55c\u2014\u2019\u2192\u25a0\u00d7\u3005"
+FOREIGN = (
+    "\u4f60\u597d\uff0c\u3002\u3000\u2002\u00a0\u00e9\u00df\u00b5\u00b2\u00bd\u2460"
+    "\uff12\uff21\u042f\u3042\u30fc\ud55c\u2014\u2019\u2192\u25a0\u00d7\u3005"
+)
 TEXT = (
     st.text(string.printable, max_size=80)
     | st.text("aB1 \n'._" + FOREIGN, max_size=60)
@@ -124,8 +127,8 @@ def test_added_tokens_that_are_text_are_left_to_the_tokenizer() -> None:
 def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, words = made(GPT2)
     assert words is not None
-    monkeypatch.setattr(eyrie.render.words, "REMEMBERED_WORDS", 5)
+    monkeypatch.setattr(eyrie.render.words, "REMEMBERED_CHARS", 30)
     for number in range(40):
         text = f"word{number} and some more of them"
         assert words.ids(text) == tokenizer.encode(text).ids
-    assert len(words._memory) <= 5 + 8
+    assert sum(map(len, words._memory)) <= 30 + len(text)
