@@ -33,7 +33,8 @@ def speed_of(ended: Sequence[Ended]) -> float:
 
 def made(ended: Sequence[Ended], in_flight: Sequence[float], max_tokens: int) -> float:
     """Tokens that the answers in flight have by now, at the speed of those that have ended."""
-    return sum(min(speed_of(ended) * waited, max_tokens) for waited in in_flight)
+    speed = speed_of(ended)
+    return sum(min(speed * waited, max_tokens) for waited in in_flight)
 
 
 def remaining(
