@@ -1,11 +1,12 @@
 """Tokenize and mask native conversations: against encoding the same texts and nothing else, and against SpecForge.
 
-The texts are those of the packages that the default run reads. One process, one thread, rounds interleaved; every round
-has texts of its own, so that nothing is remembered from the round before. Three contestants: `encode`, the tokenizer's
-own call on each conversation's finished text, once; Eyrie, which makes one row per assistant turn, each with its
-context as served; SpecForge's `preprocess_conversations` (one row per conversation), when --specforge names the
-site-packages folder that holds it. speculators tokenizes conversations through a live server and has no column.
-The last line is one JSON object.
+The texts are those of the packages that the default run reads: once those in English and code alone, which most public
+datasets hold, and once all of them, two thirds of whose characters stand in texts with Chinese. One process, one
+thread, rounds interleaved; every round has texts of its own, so that nothing is remembered from the round before. Three
+contestants: `encode`, the tokenizer's own call on each conversation's finished text, once; Eyrie, which makes one row
+per assistant turn, each with its context as served; SpecForge's `preprocess_conversations` (one row per conversation),
+when --specforge names the site-packages folder that holds it. speculators tokenizes conversations through a live server
+and has no column. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from eyrie.errors import run_cli
 from eyrie.render.renderer import Renderer, TurnRow
 
 TURNS = (1, 4, 8, 32)
+CORPORA = ("English and code", "all texts")
 Talk = list[dict[str, str]]
 
 
@@ -101,50 +103,59 @@ def specforge_function(folder: Path, renderer: Renderer) -> Callable[[list[Talk]
     return run
 
 
-def measure(model: Path, specforge: Path | None, count: int, rounds: int) -> dict[str, Any]:
-    """Conversations per CPU second of each contestant, by turns per conversation."""
-    torch.set_num_threads(1)
-    texts_of_packages = exchanges()
-    found: dict[str, Any] = {}
-    for turns in TURNS:
-        renderer = Renderer(str(model))  # a new one, which remembers nothing
-        other = specforge_function(specforge, renderer) if specforge else None
-        size = count // turns
-        speeds: dict[str, list[float]] = {"encode": [], "eyrie": [], **({"specforge": []} if other else {})}
-        tokens = rows = 0
-        for number in range(-1, rounds):  # the first round warms up
-            batch = talks(texts_of_packages, number + 1, size, turns)
-            texts = [renderer.render(talk, None, generation=False) for talk in batch]
-            contestants: dict[str, Callable[[], Any]] = {
-                "encode": lambda t=texts, r=renderer: [
-                    r.tokenizer.encode(text, add_special_tokens=False) for text in t
-                ],
-                "eyrie": lambda b=batch, r=renderer: [row for talk in b for row in r.turn_rows(talk)],
-                **({"specforge": lambda b=batch, o=other: o(b)} if other else {}),
-            }
-            # who goes first alternates, so that drift of the machine's clock favours nobody
-            for name in sorted(contestants, reverse=number % 2 == 1):
-                began = time.process_time()
-                made = contestants[name]()
-                spent = time.process_time() - began
-                if number >= 0:
-                    speeds[name].append(size / spent)
-                if name == "eyrie":
-                    assert all(isinstance(row, TurnRow) for row in made)
-                    tokens, rows = sum(len(row.input_ids) for row in made), len(made)
-        ratios = {
-            name: round(statistics.median(a / b for a, b in zip(speeds["eyrie"], speeds[name], strict=True)), 2)
-            for name in speeds
-            if name != "eyrie"
+def measure(
+    model: Path, specforge: Path | None, pairs: list[Talk], turns: int, count: int, rounds: int
+) -> dict[str, Any]:
+    """Conversations per CPU second of each contestant, for conversations of ``turns`` turns."""
+    renderer = Renderer(str(model))  # a new one, which remembers nothing
+    other = specforge_function(specforge, renderer) if specforge else None
+    size = count // turns
+    speeds: dict[str, list[float]] = {"encode": [], "eyrie": [], **({"specforge": []} if other else {})}
+    tokens = rows = 0
+    for number in range(-1, rounds):  # the first round warms up
+        batch = talks(pairs, number + 1, size, turns)
+        texts = [renderer.render(talk, None, generation=False) for talk in batch]
+        contestants: dict[str, Callable[[], Any]] = {
+            "encode": lambda t=texts: [renderer.tokenizer.encode(text, add_special_tokens=False) for text in t],
+            "eyrie": lambda b=batch: [row for talk in b for row in renderer.turn_rows(talk)],
+            **({"specforge": lambda b=batch, o=other: o(b)} if other else {}),
         }
-        found[str(turns)] = {
-            "per_second": {name: Spread.of(values).to_json() for name, values in speeds.items()},
-            "eyrie_over": ratios,
-            "conversations": size,
-            "rows": rows,
-            "row_tokens": tokens,
-        }
-    return {"turns": found, "rounds": rounds, "specforge": "0.2.0" if specforge else None, "machine": machine(1)}
+        # who goes first alternates, so that drift of the machine's clock favours nobody
+        for name in sorted(contestants, reverse=number % 2 == 1):
+            began = time.process_time()
+            made = contestants[name]()
+            spent = time.process_time() - began
+            if number >= 0:
+                speeds[name].append(size / spent)
+            if name == "eyrie":
+                assert all(isinstance(row, TurnRow) for row in made)
+                tokens, rows = sum(len(row.input_ids) for row in made), len(made)
+    ratios = {
+        name: round(statistics.median(a / b for a, b in zip(speeds["eyrie"], speeds[name], strict=True)), 2)
+        for name in speeds
+        if name != "eyrie"
+    }
+    return {
+        "per_second": {name: Spread.of(values).to_json() for name, values in speeds.items()},
+        "eyrie_over": ratios,
+        "conversations": size,
+        "rows": rows,
+        "row_tokens": tokens,
+    }
+
+
+def show(console: Console, corpus: str, by_turns: dict[str, Any]) -> None:
+    table = Table(title=f"{corpus}: conversations per CPU second (median; lowest to highest)")
+    for column in ("turns", "encode alone", "eyrie", "specforge", "eyrie / encode", "eyrie / specforge"):
+        table.add_column(column, justify="right")
+    for turns, found in by_turns.items():
+        cells = [
+            f"{speed['median']:.1f} ({speed['low']:.1f} to {speed['high']:.1f})" if speed else "-"
+            for speed in map(found["per_second"].get, ("encode", "eyrie", "specforge"))
+        ]
+        ratios = [f"{found['eyrie_over'].get(name, float('nan')):.2f}" for name in ("encode", "specforge")]
+        table.add_row(turns, *cells, *(ratio.replace("nan", "-") for ratio in ratios))
+    console.print(table)
 
 
 def main() -> None:
@@ -157,23 +168,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds")
     args = parser.parse_args()
 
-    figures = measure(args.model, args.specforge, args.conversations, args.rounds)
-    table = Table(title="Conversations per CPU second (median; lowest to highest)")
-    for column in ("turns", "encode alone", "eyrie", "specforge", "eyrie / encode", "eyrie / specforge"):
-        table.add_column(column, justify="right")
-    for turns, found in figures["turns"].items():
-        cells = [
-            f"{speed['median']:.1f} ({speed['low']:.1f} to {speed['high']:.1f})" if speed else "-"
-            for speed in map(found["per_second"].get, ("encode", "eyrie", "specforge"))
-        ]
-        ratios = [f"{found['eyrie_over'].get(name, float('nan')):.2f}" for name in ("encode", "specforge")]
-        table.add_row(turns, *cells, *(ratio.replace("nan", "-") for ratio in ratios))
-    console = Console()
-    console.print(table)
+    torch.set_num_threads(1)
+    console, pairs = Console(), exchanges()
+    english = [pair for pair in pairs if all(turn["content"].isascii() for turn in pair)]
+    corpora: dict[str, Any] = {}
+    for name, chosen in zip(CORPORA, (english, pairs), strict=True):
+        corpora[name] = {
+            str(turns): measure(args.model, args.specforge, chosen, turns, args.conversations, args.rounds)
+            for turns in TURNS
+        }
+        show(console, name, corpora[name])
     if args.specforge is None:
         console.print("specforge was not given (--specforge), so its column is empty")
     console.print("speculators needs a live server to tokenize conversations and is left out")
-    print(json.dumps(figures))
+    specforge = "0.2.0" if args.specforge else None
+    print(json.dumps({"corpora": corpora, "rounds": args.rounds, "specforge": specforge, "machine": machine(1)}))
 
 
 if __name__ == "__main__":
