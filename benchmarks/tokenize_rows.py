@@ -38,7 +38,6 @@ from eyrie.errors import run_cli
 from eyrie.render.renderer import Renderer, TurnRow
 
 TURNS = (1, 4, 8, 32)
-CORPORA = ("English and code", "all texts")
 Talk = list[dict[str, str]]
 
 
@@ -172,7 +171,7 @@ def main() -> None:
     console, pairs = Console(), exchanges()
     english = [pair for pair in pairs if all(turn["content"].isascii() for turn in pair)]
     corpora: dict[str, Any] = {}
-    for name, chosen in zip(CORPORA, (english, pairs), strict=True):
+    for name, chosen in {"English and code": english, "all texts": pairs}.items():
         corpora[name] = {
             str(turns): measure(args.model, args.specforge, chosen, turns, args.conversations, args.rounds)
             for turns in TURNS

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eyrie.conversation import Reject
-from eyrie.render.words import WordEncoder
+from eyrie.render.words import Memory, WordEncoder
 
 # A control string inside a message is rendered as <mark><number><mark>, and put back once the template has run.
 MARKS = ("\ue000", "\ue001", "\uf8fe", "\U000f0000")
-REMEMBERED_CHARS = 1 << 24  # about 100 MB of text and ids; then the memory starts anew
+REMEMBERED_CHARS = 1 << 24  # about 100 MB of text and ids
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,7 @@ class ControlEncoder:
         self._names = list(self.ids_of)
         self._name_of = {id: name for name, id in self.ids_of.items()}
         self._encode = _plain_encoder(tokenizer, set(self.ids_of))
-        self._memory: dict[str, list[int]] = {}
-        self._remembered = 0
+        self._memory = Memory(REMEMBERED_CHARS)
 
     def hide(self, value: Any) -> tuple[Any, Quotes | None]:
         """``value`` (messages, tools) with marks in place of control strings; None when it holds no control string.
@@ -152,15 +151,8 @@ class ControlEncoder:
         return text.rstrip() if follower in self._eats_left else text
 
     def _learn(self, texts: list[str]) -> None:
-        new = list(dict.fromkeys(text for text in texts if text not in self._memory))
-        if not new:
-            return
-        self._remembered += sum(map(len, new))
-        if self._remembered > REMEMBERED_CHARS:
-            new = list(dict.fromkeys(texts))
-            self._memory.clear()
-            self._remembered = sum(map(len, new))
-        self._memory.update(zip(new, self._encode(new), strict=True))
+        if new := self._memory.missing(texts):
+            self._memory.keep(new, self._encode(new))
 
     def _may_hold(self, text: str) -> bool:
         return any(first in text for first in self._firsts)

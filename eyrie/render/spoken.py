@@ -17,6 +17,8 @@ from eyrie.targets.family import Calls, Family, Listed, Think
 
 Message = dict[str, Any]
 Tools = Sequence[dict[str, Any]] | None
+PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
+"""Templates that write an argument as text write these for JSON's own names, and targets learn it from them."""
 
 
 def message_of(text: str, family: Family, *, think: Think | None, opened: bool, tools: Tools) -> Message:
@@ -69,18 +71,17 @@ def _called(text: str, calls: Calls, tools: Tools) -> tuple[str, list[Message]]:
     if not marked:
         bare = re.fullmatch(f"(?P<call>{calls.bare})", text.strip(), re.DOTALL) if calls.bare else None
         return ("", [_call(bare)]) if bare else (text, [])
-    before, left = text[: min(marked)], text[min(marked) :]
+    before, rest = text[: min(marked)], text[min(marked) :]
     pattern = re.compile(calls.pattern, re.DOTALL)
-    made = [_call(found) for found in pattern.finditer(left)]
-    left = pattern.sub("", left)
+    made = [_call(found) for found in pattern.finditer(rest)]
     if calls.listed and not made:
         pattern = re.compile(calls.listed.pattern, re.DOTALL)
-        made = [_listed(found, calls.listed, tools) for found in pattern.finditer(left)]
-        left = pattern.sub("", left)
+        made = [_listed(found, calls.listed, tools) for found in pattern.finditer(rest)]
+    left = pattern.sub("", rest)
     for mark in calls.marks:
         left = left.replace(mark, "")
     if not made or left.strip():
-        raise Reject("unparsed", f"a tool call that is none: {left.strip()[:60] or text[:60]!r}")
+        raise Reject("unparsed", f"a tool call that is none: {rest[:60]!r}")
     return before.rstrip("\n"), made
 
 
@@ -101,28 +102,35 @@ def _kinds(tools: Tools, function: str, argument: str) -> set[str]:
     """The JSON types that a declaration allows for an argument; a string when it does not say."""
     for tool in tools or ():
         declared = tool.get("function") or tool
-        if declared.get("name") == function:
-            schema = ((declared.get("parameters") or {}).get("properties") or {}).get(argument)
-            return _types(schema) or {"string"}
+        if _at(declared, "name") == function:
+            return _types(_at(declared, "parameters", "properties", argument)) or {"string"}
     return {"string"}
 
 
+def _at(value: Any, *names: str) -> Any:
+    """What stands under ``names`` in nested objects; None where there is none. Declarations are not checked."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
 def _types(schema: Any) -> set[str]:
-    if not isinstance(schema, dict):
-        return set()
-    named = schema.get("type")
-    found = {named} if isinstance(named, str) else set(named or ())
-    return found.union(*(_types(part) for key in ("anyOf", "oneOf") for part in schema.get(key) or ()))
+    named = _at(schema, "type")
+    found = {kind for kind in [named, *_list(named)] if isinstance(kind, str)}
+    choices = [part for key in ("anyOf", "oneOf") for part in _list(_at(schema, key))]
+    return found.union(*map(_types, choices))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _value(text: str, kinds: set[str]) -> Any:
     """An argument's text, as servers read it: a string where one is allowed, else JSON where it is some."""
     if "string" in kinds:
         return text
-    if text.strip() in ("True", "False", "None"):  # templates that write a value by Python's name for it
-        text = {"True": "true", "False": "false", "None": "null"}[text.strip()]
     try:
-        return json.loads(text)
+        return json.loads(PYTHON_NAMES.get(text.strip(), text))
     except (ValueError, RecursionError):
         return text
 

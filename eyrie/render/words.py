@@ -10,10 +10,11 @@ characters, Latin, Cyrillic, Chinese, Japanese, Korean, and signs). Everything e
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
-REMEMBERED_CHARS = 1 << 22  # up to 300 MB of words and ids, when the words are Chinese; then the memory starts anew
+REMEMBERED_CHARS = 1 << 22  # up to 300 MB of words and ids, when the words are Chinese
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # The characters that are cut here, by class, as they stand inside brackets. A normalizer of the kind NFC leaves all of
 # them as they are; one of the kind NFKC does so with ASCII alone.
@@ -28,6 +29,7 @@ OTHERS = (  # white space and signs
     "\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
 )
 UNSAFE = re.compile(f"[^{LETTERS}{NUMBERS}{OTHERS}]")
+OTHER_CLASSES = ("\\p", "\\P", "\\w", "\\W", "\\d", "\\D", "\\b")  # of a pattern; what they hold differs by engine
 NOT_ASCII = re.compile(r"[^\t\n\r -~]")
 # Cases in which one pattern cuts otherwise than another.
 TRIAL = (
@@ -41,6 +43,25 @@ FOREIGN_TRIAL = (
 )
 
 
+class Memory(dict[str, list[int]]):
+    """Texts with their ids. Starts anew once it holds more than ``limit`` characters."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit, self._chars = limit, 0
+
+    def missing(self, texts: Iterable[str]) -> list[str]:
+        """Those of ``texts`` that are to be encoded, each once."""
+        if self._chars > self._limit:
+            self.clear()
+            self._chars = 0
+        return [text for text in dict.fromkeys(texts) if text not in self]
+
+    def keep(self, texts: list[str], ids: Iterable[list[int]]) -> None:
+        self.update(zip(texts, ids, strict=True))
+        self._chars += sum(map(len, texts))
+
+
 class WordEncoder:
     """Remembers the ids of words. Made by :meth:`of`.
 
@@ -52,8 +73,7 @@ class WordEncoder:
 
     def __init__(self, plain: Any, stages: list[re.Pattern[str]], unsafe: re.Pattern[str]) -> None:
         self._plain, self._stages, self._unsafe = plain, stages, unsafe
-        self._memory: dict[str, list[int]] = {}
-        self._remembered = 0
+        self._memory = Memory(REMEMBERED_CHARS)
 
     @classmethod
     def of(cls, plain: Any, content: dict[str, Any]) -> WordEncoder | None:
@@ -101,15 +121,11 @@ class WordEncoder:
 
     def _learn(self, words: list[str]) -> bool:
         """Remember new words. False when one of them is no single word when it stands alone."""
-        if self._remembered > REMEMBERED_CHARS:
-            self._memory.clear()
-            self._remembered = 0
-        new = [word for word in dict.fromkeys(words) if word not in self._memory]
+        new = self._memory.missing(words)
         if any(stage.findall(word) != [word] for word in new for stage in self._stages):
             return False
         encoded = self._plain.encode_batch_fast(new, add_special_tokens=False)
-        self._remembered += sum(map(len, new))
-        self._memory.update((word, encoding.ids) for word, encoding in zip(new, encoded, strict=True))
+        self._memory.keep(new, (encoding.ids for encoding in encoded))
         return True
 
 
@@ -143,11 +159,7 @@ def _spelled(pattern: str) -> str:
             continue
         step = 2 if pattern[position] == "\\" else 1
         piece = pattern[position : position + step]
-        if (
-            piece in ("\\p", "\\P", "\\w", "\\W", "\\d", "\\D", "\\b", "&&")
-            or (piece == "[" and inside)
-            or pattern.startswith("&&", position)
-        ):
+        if piece in OTHER_CLASSES or (piece == "[" and inside) or pattern.startswith("&&", position):
             raise ValueError(f"{pattern}: has a class that is not known here")
         inside = piece == "[" or (inside and piece != "]")
         out.append(piece)

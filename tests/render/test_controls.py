@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import eyrie.render.controls
 from eyrie.conversation import Reject
 from eyrie.render.chat_template import load_tokenizer
 from eyrie.render.controls import MARKS, ControlEncoder, Trail, mapped, shared_length, strings_of
+from eyrie.render.words import Memory
 from tests.family_targets import family_target
 
 
@@ -53,9 +53,7 @@ def test_shared_length(left: str, right: str) -> None:
 
 def test_the_memory_is_bounded(encoder: ControlEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [encoder.ids(f"{i} words") for i in range(50)]
-    monkeypatch.setattr(eyrie.render.controls, "REMEMBERED_CHARS", 30)
-    monkeypatch.setattr(encoder, "_memory", {})
-    monkeypatch.setattr(encoder, "_remembered", 0)
+    monkeypatch.setattr(encoder, "_memory", Memory(30))
     assert [encoder.ids(f"{i} words") for i in range(50)] == expected
     assert 0 < sum(map(len, encoder._memory)) <= 40
 

@@ -181,3 +181,18 @@ def test_calls_as_published_models_write_them(name: str, text: str, wanted: dict
     renderer = target(name, tmp_path / name)
     ids = renderer.tokenizer.encode(text, add_special_tokens=False)
     assert renderer.said([], ids, tools=[TOOL]) == {"role": "assistant", **wanted}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [None, "none", [], {}, {"properties": []}, {"properties": {"n": "integer"}}, {"properties": {"n": {"type": [{}]}}},
+     {"properties": {"n": {"anyOf": {"type": "integer"}}}}],
+)  # fmt: skip
+def test_a_declaration_that_says_nothing_of_an_argument_leaves_it_text(parameters: Any, tmp_path: Path) -> None:
+    """Datasets declare tools in every way; none may end the stage."""
+    renderer = target("qwen3", tmp_path)
+    tool = {"type": "function", "function": {"name": "lookup", "parameters": parameters}}
+    text = "<tool_call>\n<function=lookup>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>"
+    ids = renderer.tokenizer.encode(text, add_special_tokens=False)
+    (made,) = renderer.said([], ids, tools=[tool])["tool_calls"]
+    assert made["function"]["arguments"] == {"n": "3"}

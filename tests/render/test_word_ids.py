@@ -125,9 +125,9 @@ def test_added_tokens_that_are_text_are_left_to_the_tokenizer() -> None:
 
 
 def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eyrie.render.words, "REMEMBERED_CHARS", 30)
     tokenizer, words = made(GPT2)
     assert words is not None
-    monkeypatch.setattr(eyrie.render.words, "REMEMBERED_CHARS", 30)
     for number in range(40):
         text = f"word{number} and some more of them"
         assert words.ids(text) == tokenizer.encode(text).ids
